@@ -60,7 +60,7 @@ class Feature(enum.IntFlag):
 
 
 class ErrorCode(enum.IntEnum):
-    """Section 6. Below 64: the answer to a request or to one of its items. From 64: the end of a connection."""
+    """Section 6. Below 64: the answer to a request or an item of it. From 64: the end of a connection."""
 
     OK = 0
     NOT_FOUND = 1

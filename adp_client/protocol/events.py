@@ -25,8 +25,8 @@ class Opened:
 class PayloadExpected:
     """A frame's body is in and `lengths` bytes of payload follow, one entry per item of `message`.
 
-    Nothing more is parsed until the owner calls `Connection.accept_payload` with memory for them. The matching
-    RequestReceived or ReplyReceived comes when the last byte is in.
+    Nothing more is parsed until the owner calls `Connection.accept_payload` with memory for them. The
+    matching RequestReceived or ReplyReceived comes when the last byte is in.
     """
 
     request_id: int

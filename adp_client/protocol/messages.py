@@ -80,7 +80,7 @@ class Read:
 
 @attrs.frozen(kw_only=True)
 class WriteItem:
-    """Bytes `[offset, offset + length)` of an object of `object_bytes`; `checksum` is XXH3-64 of the whole."""
+    """Bytes `[offset, offset + length)` of an object; `checksum` is the XXH3-64 of the whole object."""
 
     object_bytes: int
     offset: int = 0
@@ -277,9 +277,7 @@ class GoodbyeReply:
 
 Keyed: TypeAlias = Exist | Read | Write | Delete | Check | ReadRegion | WriteRegion
 Request: TypeAlias = Keyed | Hello | Fence | Ping | Goodbye | Release | RegionOpen | RegionClose
-Reply: TypeAlias = (
-    Welcome | StatusReply | ExistReply | ReadReply | ReadRegionReply | Pong | GoodbyeReply
-)
+Reply: TypeAlias = Welcome | StatusReply | ExistReply | ReadReply | ReadRegionReply | Pong | GoodbyeReply
 Notice: TypeAlias = Goodbye | ErrorMessage | Credit
 Message: TypeAlias = Request | Reply | Notice
 
