@@ -350,7 +350,7 @@ class Connection:
         if isinstance(message, (Hello, Welcome)):
             return self._greet(message, number, is_final)
         if header.flags & Flag.REPLY:
-            return self._receive_reply(number, message, is_final)  # type: ignore[arg-type]
+            return self._receive_reply(number, message, header.opcode, is_final)  # type: ignore[arg-type]
         if isinstance(message, (ErrorMessage, Credit)) or (isinstance(message, Goodbye) and number == 0):
             return self._receive_notice(number, message, is_final)
         return self._receive_request(number, message, header.opcode, is_final)  # type: ignore[arg-type]
@@ -388,13 +388,15 @@ class Connection:
         self._ask(number, message, opcode, is_final, is_new=is_new)
         return RequestReceived(request_id=number, message=message, is_final=is_final)
 
-    def _receive_reply(self, number: int, message: Reply, is_final: bool) -> Event:
+    def _receive_reply(self, number: int, message: Reply, opcode: Opcode, is_final: bool) -> Event:
         exchange = self._exchanges.get(number)
         self._machine.take(
             Step.RECEIVE_GOODBYE_REPLY if isinstance(message, GoodbyeReply) else Step.RECEIVE_REPLY
         )
-        if exchange is None:
-            raise LocalProtocolError(f"a reply to {number}, which is not open", ErrorCode.UNEXPECTED_MESSAGE)
+        if exchange is None or exchange.opcode is not opcode:
+            raise LocalProtocolError(
+                f"a reply to {opcode.name} {number}, which is not open", ErrorCode.UNEXPECTED_MESSAGE
+            )
         self._answer(number, exchange, message, is_final)
         return ReplyReceived(request_id=number, message=message, is_final=is_final)
 
