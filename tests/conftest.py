@@ -1,6 +1,13 @@
+"""What every test may use. The root comes last on the path, for `fuzz`: an installed wheel wins."""
+
+import sys
+from pathlib import Path
+
 import pytest
 
 from spec.vectors import Vector, Violation, load
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 VALID, INVALID = load()
 
