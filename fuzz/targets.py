@@ -77,7 +77,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def unsealed(raw: bytes) -> bytes:
-    """The inverse of `sealed`, for seeds: frames in the five-byte form. Frames too big for it are left out."""
+    """The inverse of `sealed`, for seeds: frames in the five-byte form, but for those too big for it."""
     data, at = b"", 0
     while at < len(raw):
         header = decode_header(memoryview(raw)[at : at + HEADER_BYTES])
