@@ -1,0 +1,1 @@
+"""Where objects live: the `ObjectStore` contract and the two stores that keep it."""
