@@ -1,0 +1,201 @@
+"""Bytes on disk. Everything little-endian; every struct checked by CRC-32; nothing here does I/O.
+
+A store is a directory:
+
+    superblock             who made this and in which format
+    seg-00000001.data      payloads, each from a multiple of 4096 on, nothing else
+    seg-00000001.log       the journal of that segment: a header, then records, appended
+    seg-00000002.data ...
+
+Superblock, 4096 bytes:
+
+    0  8s  magic "ADPSTORE"
+    8  I   format version
+    12 I   crc32 of the 12 bytes before
+    16     zeros
+
+Journal header and records are 192 bytes each, so that record n stands at 192 n and one damaged record costs
+one record, not everything behind it.
+
+    header                              record
+    0  8s  magic "ADPSEGMT"             0  I     crc32 (see below)
+    8  I   format version               4  B     kind: 1 commit, 2 kill
+    12 I   crc32 of the other fields    5  B     key length, 1..128
+    16 Q   segment number               6  H     zero
+    24 Q   segment size in bytes        8  I     object length in bytes
+    32     zeros                        12 I     offset in the data file, in units of 4096
+                                        16 Q     XXH3-64 of the object
+                                        24 Q     sequence
+                                        32 32s   namespace
+                                        64 128s  key, zero-padded
+
+A record's crc covers its bytes from 4 on and starts from a number made of the segment's and of the record's
+slot, so a record in the wrong journal or the wrong slot (an old block, a misdirected write) does not count.
+
+A commit says: this object's bytes are all in the data file. A kill says: the commit at this offset is void. A
+kill stands in the journal of the segment that holds its commit, so they vanish together with it, and no
+tombstone ever has to be carried from one segment to another (docs/adr/0010). Of several commits for one key
+the highest sequence counts.
+"""
+
+import enum
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from adp_gateway.errors import CorruptRecord, UnsupportedFormat
+
+FORMAT_VERSION: Final = 1
+UNIT_BYTES: Final = 4096
+SUPERBLOCK_NAME: Final = "superblock"
+SUPERBLOCK_BYTES: Final = 4096
+RECORD_BYTES: Final = 192
+NAMESPACE_BYTES: Final = 32
+MAX_KEY_BYTES: Final = 128
+
+_SUPERBLOCK = struct.Struct("<8sII")
+_HEADER = struct.Struct("<8sIIQQ")
+_RECORD = struct.Struct("<IBBHIIQQ32s128s")
+assert _SUPERBLOCK.size == 16
+assert _HEADER.size == 32
+assert _RECORD.size == RECORD_BYTES
+
+_STORE_MAGIC = b"ADPSTORE"
+_SEGMENT_MAGIC = b"ADPSEGMT"
+_NAME = re.compile(r"seg-(\d{8,})\.(data|log)")
+
+
+class Kind(enum.IntEnum):
+    """What a journal record says."""
+
+    COMMIT = 1
+    KILL = 2
+
+
+class Record(NamedTuple):
+    """One journal record. `offset` and `length` in bytes. A tuple, because recovery makes millions."""
+
+    kind: int
+    namespace: bytes
+    key: bytes
+    offset: int
+    length: int
+    checksum: int
+    sequence: int
+
+
+class Header(NamedTuple):
+    """What a journal says of its segment."""
+
+    segment_id: int
+    segment_bytes: int
+
+
+def data_name(segment_id: int) -> str:
+    """The file of a segment's payloads."""
+    return f"seg-{segment_id:08d}.data"
+
+
+def journal_name(segment_id: int) -> str:
+    """The file of a segment's records."""
+    return f"seg-{segment_id:08d}.log"
+
+
+def parse_name(name: str) -> tuple[int, str] | None:
+    """(segment number, "data" or "log") of a segment's file name; None for any other."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def aligned(length: int) -> int:
+    """`length` rounded up to whole units."""
+    return -(-length // UNIT_BYTES) * UNIT_BYTES
+
+
+def _first_seed(segment_id: int, slot: int) -> int:
+    """The crc start value of the record in `slot`; the next slot's is one more (modulo 2**32)."""
+    return segment_id * 0x9E3779B1 + slot
+
+
+def encode_superblock() -> bytes:
+    """The superblock of this version."""
+    start = struct.pack("<8sI", _STORE_MAGIC, FORMAT_VERSION)
+    return (start + struct.pack("<I", zlib.crc32(start))).ljust(SUPERBLOCK_BYTES, b"\0")
+
+
+def check_superblock(raw: bytes) -> None:
+    """Return if this version can work on the store.
+
+    Raises:
+        CorruptRecord: not a superblock, or a damaged one.
+        UnsupportedFormat: a newer version's.
+    """
+    if len(raw) < _SUPERBLOCK.size:
+        raise CorruptRecord("the superblock is cut short")
+    magic, version, crc = _SUPERBLOCK.unpack_from(raw)
+    if magic != _STORE_MAGIC or crc != zlib.crc32(raw[:12]):
+        raise CorruptRecord("the superblock is damaged")
+    if version > FORMAT_VERSION:
+        raise UnsupportedFormat(version, FORMAT_VERSION)
+
+
+def encode_header(header: Header) -> bytes:
+    """The first 192 bytes of a journal."""
+    start = struct.pack("<8sI", _SEGMENT_MAGIC, FORMAT_VERSION)
+    rest = struct.pack("<QQ", header.segment_id, header.segment_bytes)
+    return (start + struct.pack("<I", zlib.crc32(start + rest)) + rest).ljust(RECORD_BYTES, b"\0")
+
+
+def decode_header(raw: bytes) -> Header:
+    """What a journal's first 192 bytes say.
+
+    Raises:
+        CorruptRecord: they do not decode.
+    """
+    if len(raw) < RECORD_BYTES:
+        raise CorruptRecord("the segment header is cut short")
+    magic, _version, crc, segment_id, segment_bytes = _HEADER.unpack_from(raw)
+    if magic != _SEGMENT_MAGIC or crc != zlib.crc32(raw[:12] + raw[16:32]):
+        raise CorruptRecord("the segment header is damaged")
+    return Header(segment_id, segment_bytes)
+
+
+def encode_records(records: list[Record], *, segment_id: int, slot: int) -> bytes:
+    """Journal bytes for `records`, the first of which will stand in slot `slot` (the header has slot 0)."""
+    parts = bytearray()
+    for seed, record in enumerate(records, _first_seed(segment_id, slot)):
+        body = _RECORD.pack(
+            0,
+            record.kind,
+            len(record.key),
+            0,
+            record.length,
+            record.offset // UNIT_BYTES,
+            record.checksum,
+            record.sequence,
+            record.namespace,
+            record.key,
+        )[4:]
+        parts += struct.pack("<I", zlib.crc32(body, seed & 0xFFFFFFFF)) + body
+    return bytes(parts)
+
+
+def decode_records(raw: bytes, *, segment_id: int, slot: int) -> Iterator[Record | None]:
+    """The records in `raw`, whose first byte is that of slot `slot`; None for one that does not decode.
+
+    Bytes behind the last whole record are ignored.
+    """
+    whole = len(raw) - len(raw) % RECORD_BYTES
+    view = memoryview(raw)[:whole]
+    crc32 = zlib.crc32
+    start = 4
+    for seed, fields in enumerate(_RECORD.iter_unpack(view), _first_seed(segment_id, slot)):
+        crc, kind, key_length, zero, length, unit, checksum, sequence, namespace, key = fields
+        is_whole = crc == crc32(view[start : start + RECORD_BYTES - 4], seed & 0xFFFFFFFF)
+        start += RECORD_BYTES
+        if is_whole and kind in (1, 2) and 1 <= key_length <= MAX_KEY_BYTES and not zero:
+            yield Record(kind, namespace, key[:key_length], unit * UNIT_BYTES, length, checksum, sequence)
+        else:
+            yield None
