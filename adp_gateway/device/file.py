@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from adp_gateway.errors import DeviceFault, StoreLocked
+
 from .base import translated
 
 LOCK_NAME = "lock"

@@ -102,8 +102,8 @@ class MemoryDeviceFile:
 class MemoryDevice:
     """A `Device` in RAM. Use as a context manager, or call `discard`, to free the memory files.
 
-    `before` is called with each command, in the thread that issues it, before anything happens; what it raises
-    is the device's answer. So tests make a device fail.
+    `before` is called with each command, in the thread that issues it, before anything happens; what it
+    raises is the device's answer. So tests make a device fail.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class MemoryDevice:
     def after_power_cut(self, count: int, survivor: Survivor) -> "MemoryDevice":
         """The device as it may look when the power goes after the first `count` recorded commands.
 
-        What was synced is there. Each other command is there as far as `survivor` says, in the order of issue.
+        What was synced is there. Any other command is there as far as `survivor` says, in the order of issue.
         A file whose creation did not survive is not there, whatever was written to it.
         """
         commands = self.commands[:count]

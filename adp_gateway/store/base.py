@@ -14,7 +14,8 @@ Rules that every store keeps, and that `tests/conformance/test_stores.py` asks o
 * Cancelling an awaiting caller (through anyio) leaves nothing half visible. An operation whose device work
   has begun finishes it before the cancellation is delivered, so the caller's buffers are free on return.
 
-All methods are called from the one event-loop thread that entered the store.
+A namespace has 32 bytes, a key 1 to 128. All methods are called from the one event-loop thread that entered
+the store.
 """
 
 import enum

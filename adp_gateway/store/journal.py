@@ -1,7 +1,7 @@
 """Appending to a segment's journal: what makes a write count.
 
-Appends come from several I/O threads. One lock orders them, because a gap would be a tear: a record behind bytes
-that a crash never wrote. Syncing happens outside the lock; it covers whatever was appended before it began.
+Appends come from several I/O threads. One lock orders them, because a gap would be a tear: a record behind
+bytes that a crash never wrote. Syncing happens outside the lock; it covers what was appended before it began.
 """
 
 import threading
@@ -32,8 +32,8 @@ class Journal:
         """Write `records` behind all others, each command's worth at once. Blocks.
 
         Raises:
-            StorageError: none of `records` is in the journal. What the failed command left behind has been cut
-                off, or will be before anything else is written here.
+            StorageError: none of `records` counts. What the failed command left behind has been cut off, or
+                will be before anything else is written here.
         """
         with self._guard:
             self._cut_tear()

@@ -1,0 +1,88 @@
+"""What the gateway can be told. Frozen, validated when made; defaults need nothing but a directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs.validators import in_
+
+from adp_gateway.store.format import UNIT_BYTES
+
+MIB = 1 << 20
+SMALLEST_SEGMENT_BYTES = 64 << 10
+SMALLEST_CAPACITY_BYTES = 4 * SMALLEST_SEGMENT_BYTES
+SEGMENTS_PER_STORE = 4  # fewer, and evicting one segment would throw away most of the cache
+
+
+def _whole_number(
+    least: int, most: int, *, unit: int = 1
+) -> Callable[[object, "attrs.Attribute[Any]", int | None], None]:
+    """A validator: a whole number in [least, most], a multiple of `unit`. None passes where it is default."""
+
+    def validate(_instance: object, attribute: "attrs.Attribute[Any]", value: int | None) -> None:
+        if value is None and attribute.default is None:
+            return
+        if type(value) is not int:
+            raise TypeError(f"'{attribute.name}' must be a whole number: {value!r}")
+        if not least <= value <= most:
+            raise ValueError(f"'{attribute.name}' must be between {least} and {most}: {value}")
+        if value % unit:
+            raise ValueError(f"'{attribute.name}' must be a multiple of {unit}: {value}")
+
+    return validate
+
+
+@attrs.frozen(kw_only=True)
+class StoreConfig:
+    """One store in one directory.
+
+    directory: where it lives; made if absent.
+    capacity_bytes: hard limit for everything in the directory. None: 80% of what is free there plus what the
+        store already takes.
+    segment_bytes: how much is written, and evicted, as a unit; an object must fit into one. None: chosen from
+        the capacity.
+    max_command_bytes: the longest read or write the device is asked for; larger objects go in several.
+    max_object_bytes: larger puts are refused.
+    io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
+    durability: "relaxed": acknowledged objects survive the death of the process. "durable": also a power cut,
+        at the price of two device syncs for a put.
+    """
+
+    directory: Path = attrs.field(converter=Path)
+    capacity_bytes: int | None = attrs.field(
+        default=None, validator=_whole_number(SMALLEST_CAPACITY_BYTES, 1 << 60)
+    )
+    segment_bytes: int | None = attrs.field(
+        default=None, validator=_whole_number(SMALLEST_SEGMENT_BYTES, 1 << 40, unit=UNIT_BYTES)
+    )
+    max_command_bytes: int = attrs.field(
+        default=262144, validator=_whole_number(UNIT_BYTES, 64 * MIB, unit=UNIT_BYTES)
+    )
+    max_object_bytes: int = attrs.field(default=64 * MIB, validator=_whole_number(1, (1 << 32) - 1))
+    io_threads: int = attrs.field(default=8, validator=_whole_number(1, 256))
+    durability: Literal["relaxed", "durable"] = attrs.field(
+        default="relaxed", validator=in_(("relaxed", "durable"))
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.capacity_bytes is not None and self.segment_bytes is not None:
+            least = SEGMENTS_PER_STORE * self.segment_bytes
+            if self.capacity_bytes < least:
+                raise ValueError(f"'capacity_bytes' must be at least {least}, {SEGMENTS_PER_STORE} segments")
+
+
+def default_capacity_bytes(*, free_bytes: int, used_bytes: int) -> int:
+    """The capacity when none was given: 80% of the room that is there for the taking, in whole units."""
+    share = (free_bytes + used_bytes) * 4 // 5
+    return max(SMALLEST_CAPACITY_BYTES, share - share % UNIT_BYTES)
+
+
+def default_segment_bytes(capacity_bytes: int) -> int:
+    """The segment size when none was given.
+
+    A 64th of the capacity, so that an eviction is a small step; at least 128 MiB, which the largest object
+    fits into; at most 2 GiB; and at most what leaves `SEGMENTS_PER_STORE`.
+    """
+    size = min(max(capacity_bytes // 64, 128 * MIB), 2048 * MIB, capacity_bytes // SEGMENTS_PER_STORE)
+    return size - size % UNIT_BYTES

@@ -1,0 +1,180 @@
+"""`check`: read every byte that a store holds and say what does not match, without a gateway running.
+
+Finding is apart from mending: without `repair` nothing on the device changes.
+"""
+
+import contextlib
+import enum
+from pathlib import Path
+
+import attrs
+
+from adp_gateway.config import StoreConfig
+from adp_gateway.device.base import Device, DeviceFile
+from adp_gateway.device.file import FileDevice
+from adp_gateway.errors import StorageError
+from adp_gateway.store.base import Status
+from adp_gateway.store.format import RECORD_BYTES, Kind, Record, data_name, journal_name
+from adp_gateway.store.journal import Journal
+from adp_gateway.store.recovery import SegmentScan, check_device_format, scan_segment, segment_files
+from adp_gateway.store.transfer import Source, Transfers
+
+
+class Damage(enum.Enum):
+    """What can be wrong."""
+
+    CORRUPT = "bytes and checksum disagree"
+    MISSING = "the data file ends before the object does"
+    UNREADABLE = "the device cannot read it"
+    DAMAGED_RECORD = "a journal record does not decode"
+    TORN_TAIL = "the journal ends in bytes that are no record"
+    HALF_SEGMENT = "one of the two files of a segment is not there"
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """One finding. `namespace` and `key` if it concerns an object; `count` of records or bytes if not."""
+
+    damage: Damage
+    segment_id: int
+    namespace: bytes = b""
+    key: bytes = b""
+    offset: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        what = f"object {self.namespace.hex()[:16]}/{self.key.hex()}" if self.key else f"{self.count} found"
+        return f"segment {self.segment_id} at {self.offset}: {self.damage.value} ({what})"
+
+
+@attrs.frozen(kw_only=True)
+class CheckReport:
+    """The outcome. `repaired`: how many of the problems are gone now."""
+
+    segments: int
+    objects: int  # whole ones
+    object_bytes: int
+    problems: tuple[Problem, ...]
+    repaired: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is left to repair."""
+        return self.repaired == len(self.problems)
+
+
+def check(directory: Path, *, repair: bool = False) -> CheckReport:
+    """Re-read every object and journal record of the store in `directory`. Blocks, for as long as that takes.
+
+    With `repair`, damaged objects and leftovers are dropped: what remains is whole.
+
+    Raises:
+        StoreLocked: a gateway is running on it.
+        UnsupportedFormat: a newer version wrote it.
+        CorruptRecord: there is no store there, or its superblock is damaged (starting a gateway mends that).
+        DeviceFault: the directory cannot be used, or `repair` could not write.
+    """
+    if not directory.is_dir():
+        raise StorageError(f"{directory} is not a directory")
+    config = StoreConfig(directory=directory)
+    return check_device(FileDevice(directory, max_command_bytes=config.max_command_bytes), repair=repair)
+
+
+def check_device(device: Device, *, repair: bool = False) -> CheckReport:
+    """As `check`, on any device; locks it and closes it."""
+    device.lock()
+    try:
+        check_device_format(device)
+        return _Check(device, is_repairing=repair).run()
+    finally:
+        device.close()
+
+
+class _Check:
+    def __init__(self, device: Device, *, is_repairing: bool) -> None:
+        self._device = device
+        self._is_repairing = is_repairing
+        self._transfers = Transfers(device.max_command_bytes)
+        self._problems: list[Problem] = []
+        self._objects = self._object_bytes = self._repaired = 0
+
+    def run(self) -> CheckReport:
+        found = segment_files(self._device)
+        for segment_id, kinds in found.items():
+            if len(kinds) < 2:
+                self._problems.append(Problem(damage=Damage.HALF_SEGMENT, segment_id=segment_id))
+                if self._is_repairing:
+                    self._device.remove(journal_name(segment_id))
+                    self._device.remove(data_name(segment_id))
+                    self._repaired += 1
+                continue
+            with contextlib.ExitStack() as files:
+                try:
+                    data = files.enter_context(contextlib.closing(self._device.open(data_name(segment_id))))
+                    log = files.enter_context(contextlib.closing(self._device.open(journal_name(segment_id))))
+                    scan = scan_segment(
+                        data, log, segment_id=segment_id, max_command_bytes=self._device.max_command_bytes
+                    )
+                except StorageError:
+                    self._problems.append(Problem(damage=Damage.UNREADABLE, segment_id=segment_id))
+                    continue
+                self._check_segment(scan, data, log)
+        return CheckReport(
+            segments=len(found),
+            objects=self._objects,
+            object_bytes=self._object_bytes,
+            problems=tuple(self._problems),
+            repaired=self._repaired,
+        )
+
+    def _check_segment(self, scan: SegmentScan, data: DeviceFile, log: DeviceFile) -> None:
+        bad = [(record, Damage.MISSING) for record in scan.missing]
+        for record in scan.live:
+            (status,) = self._transfers.verify([Source(data, record.offset, record.length, record.checksum)])
+            if status == Status.OK:
+                self._objects += 1
+                self._object_bytes += record.length
+            else:
+                bad.append((record, Damage.CORRUPT if status == Status.CORRUPT else Damage.UNREADABLE))
+        for record, damage in bad:
+            self._problems.append(
+                Problem(
+                    damage=damage,
+                    segment_id=scan.segment_id,
+                    namespace=record.namespace,
+                    key=record.key,
+                    offset=record.offset,
+                )
+            )
+        for damage, count in (
+            (Damage.DAMAGED_RECORD, scan.damaged_records),
+            (Damage.TORN_TAIL, scan.cut_bytes),
+        ):
+            if count:
+                self._problems.append(
+                    Problem(
+                        damage=damage,
+                        segment_id=scan.segment_id,
+                        offset=scan.slots * RECORD_BYTES if damage is Damage.TORN_TAIL else 0,
+                        count=count,
+                    )
+                )
+        if self._is_repairing:
+            self._repair(scan, [record for record, _ in bad], log)
+
+    def _repair(self, scan: SegmentScan, bad: list[Record], log: DeviceFile) -> None:
+        """Cut the tail and kill the damaged objects. A damaged record stays: it is passed over anyway."""
+        if scan.cut_bytes:
+            log.truncate(scan.slots * RECORD_BYTES)
+            self._repaired += 1
+        journal = Journal(
+            log,
+            segment_id=scan.segment_id,
+            slots=scan.slots,
+            max_command_bytes=self._device.max_command_bytes,
+        )
+        if bad:
+            journal.append([record._replace(kind=Kind.KILL) for record in bad])
+            self._repaired += len(bad)
+        journal.sync()
+        self._repaired += bool(scan.damaged_records)

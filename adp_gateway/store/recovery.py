@@ -1,0 +1,294 @@
+"""From what a crash left to a working catalog. Reads journals only, never payloads.
+
+It does not refuse to start for anything that a crash or a damaged disk can do: what does not decode is cut
+off (at the end of a journal) or passed over (in the middle), and counted. The one thing it refuses is a store
+of a newer format, before it has touched anything.
+"""
+
+import contextlib
+
+import attrs
+
+from adp_gateway.device.base import Device, DeviceFile
+from adp_gateway.errors import CorruptRecord, DeviceFault, StorageError
+
+from .catalog import Catalog
+from .format import (
+    RECORD_BYTES,
+    SUPERBLOCK_BYTES,
+    SUPERBLOCK_NAME,
+    Header,
+    Kind,
+    Record,
+    check_superblock,
+    data_name,
+    decode_header,
+    decode_records,
+    encode_superblock,
+    journal_name,
+    parse_name,
+)
+from .index import Entry
+from .journal import Journal
+from .segment import Layout, Segment, extent_bytes
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryReport:
+    """What opening a store found, for the log."""
+
+    objects: int = 0
+    segments: int = 0
+    cut_bytes: int = 0  # torn tails of journals
+    damaged_records: int = 0  # records in the middle of a journal that do not decode
+    missing_payloads: int = 0  # commits whose bytes are not in the data file
+    superseded_commits: int = 0  # older versions that had not been killed yet
+    removed_files: int = 0  # left over from segments half made or half removed
+    unreadable_segments: int = 0  # left alone
+    is_superblock_new: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SegmentScan:
+    """One journal, read and replayed. Nothing has been changed."""
+
+    segment_id: int
+    header: Header | None
+    data_bytes: int
+    journal_bytes: int
+    slots: int  # up to and including the last record that decodes; the header has the first
+    live: tuple[Record, ...]
+    missing: tuple[Record, ...]  # committed and not killed, but the data file ends before they do
+    commits: int  # as `Segment.commits`
+    tail_bytes: int
+    damaged_records: int
+
+    @property
+    def cut_bytes(self) -> int:
+        """What stands behind the last good record."""
+        return max(0, self.journal_bytes - self.slots * RECORD_BYTES)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the segment was being made when the power went: no header, no record."""
+        return self.header is None and self.slots == 1
+
+
+def check_device_format(device: Device) -> None:
+    """Return if this version can work on what is on the device.
+
+    Raises:
+        CorruptRecord: there is no superblock, or a damaged one.
+        UnsupportedFormat: a newer version's.
+    """
+    if SUPERBLOCK_NAME not in device.names():
+        raise CorruptRecord("there is no superblock: not a store")
+    with contextlib.closing(device.open(SUPERBLOCK_NAME)) as file:
+        raw = memoryview(bytearray(SUPERBLOCK_BYTES))
+        check_superblock(bytes(raw[: file.read_into(raw, 0)]))
+
+
+def prepare_superblock(device: Device) -> bool:
+    """Check the superblock, or write one where there is none that decodes. Whether it was written.
+
+    Raises:
+        UnsupportedFormat: the store is a newer version's.
+    """
+    if SUPERBLOCK_NAME in device.names():
+        with contextlib.suppress(CorruptRecord):
+            check_device_format(device)
+            return False
+        device.remove(SUPERBLOCK_NAME)
+    with contextlib.closing(device.create(SUPERBLOCK_NAME)) as file:
+        file.write(memoryview(encode_superblock()), 0)
+        file.sync()
+    device.sync_names()
+    return True
+
+
+def segment_files(device: Device) -> dict[int, set[str]]:
+    """Which of "data" and "log" there is, by segment, oldest first."""
+    found: dict[int, set[str]] = {}
+    for name in device.names():
+        parsed = parse_name(name)
+        if parsed is not None:
+            found.setdefault(parsed[0], set()).add(parsed[1])
+    return dict(sorted(found.items()))
+
+
+def scan_segment(
+    data: DeviceFile, journal: DeviceFile, *, segment_id: int, max_command_bytes: int
+) -> SegmentScan:
+    """Replay one journal.
+
+    Raises:
+        DeviceFault: it cannot be read.
+    """
+    data_bytes = data.size()
+    raw = _contents(journal, max_command_bytes)
+    header = None
+    with contextlib.suppress(CorruptRecord):
+        header = decode_header(raw)
+    unkilled: dict[int, Record] = {}
+    commits = tail_bytes = damaged = undecided = 0
+    slots = 1
+    for slot, record in enumerate(decode_records(raw[RECORD_BYTES:], segment_id=segment_id, slot=1), 1):
+        if record is None:
+            undecided += 1  # damage if a good record follows, a torn tail if none does
+            continue
+        damaged, undecided, slots = damaged + undecided, 0, slot + 1
+        if record.kind == Kind.COMMIT:
+            commits += 1
+            tail_bytes = max(tail_bytes, record.offset + extent_bytes(record.length))
+            unkilled[record.offset] = record
+        elif unkilled.pop(record.offset, None) is None:
+            commits += 1  # what it kills is one of the damaged, or never was: keep the slot count whole
+    live = tuple(record for record in unkilled.values() if record.offset + record.length <= data_bytes)
+    return SegmentScan(
+        segment_id=segment_id,
+        header=header,
+        data_bytes=data_bytes,
+        journal_bytes=len(raw),
+        slots=slots,
+        live=live,
+        missing=tuple(record for record in unkilled.values() if record.offset + record.length > data_bytes),
+        commits=commits + damaged,
+        tail_bytes=tail_bytes,
+        damaged_records=damaged,
+    )
+
+
+def recover(device: Device) -> tuple[Catalog, RecoveryReport]:
+    """The catalog of whatever is on the device. Blocks. Kills that it calls for wait in `Catalog.unkilled`.
+
+    Every segment comes back sealed; `resume` opens the newest again.
+
+    Raises:
+        UnsupportedFormat: the store is a newer version's; nothing has been changed.
+        StorageError: the directory itself cannot be listed or written.
+    """
+    is_superblock_new = prepare_superblock(device)
+    catalog = Catalog()
+    found = segment_files(device)
+    catalog.next_segment_id = max(found, default=0) + 1
+    cut = damaged = missing = superseded = removed = unreadable = 0
+    for segment_id, kinds in found.items():
+        names = (journal_name(segment_id), data_name(segment_id))
+        if len(kinds) < 2:
+            removed += _removed(device, journal_name(segment_id) if "log" in kinds else data_name(segment_id))
+            continue
+        try:
+            opened = _opened(device, segment_id)
+        except StorageError:
+            unreadable += 1
+            catalog.stray_bytes += sum(_size(device, name) for name in names)
+            continue
+        if opened is None:
+            removed += sum(_removed(device, name) for name in names)
+            continue
+        segment, scan = opened
+        catalog.segments[segment_id] = segment
+        cut += scan.cut_bytes
+        damaged += scan.damaged_records
+        missing += len(scan.missing)
+        for record in scan.missing:
+            catalog.void(record.namespace, record.key, _entry(segment_id, record))
+        for record in scan.live:
+            superseded += catalog.index.get(record.namespace, record.key) is not None
+            catalog.commit(record.namespace, record.key, _entry(segment_id, record))
+            catalog.next_sequence = max(catalog.next_sequence, record.sequence + 1)
+    return catalog, RecoveryReport(
+        objects=len(catalog.index),
+        segments=len(catalog.segments),
+        cut_bytes=cut,
+        damaged_records=damaged,
+        missing_payloads=missing,
+        superseded_commits=superseded,
+        removed_files=removed,
+        unreadable_segments=unreadable,
+        is_superblock_new=is_superblock_new,
+    )
+
+
+def resume(catalog: Catalog, *, segment_bytes: int) -> None:
+    """Go on filling the newest segment if it has the size that new ones will have, and room. Blocks."""
+    newest = next(reversed(catalog.segments.values()), None)
+    if newest is None or newest.layout.segment_bytes != segment_bytes:
+        return
+    newest.is_sealed = newest.is_trimmed = False
+    try:
+        if newest.has_room(0):
+            newest.data.allocate(newest.layout.data_bytes)
+            catalog.active = newest
+    except StorageError:
+        newest.is_sealed = True
+    newest.is_sealed = catalog.active is not newest
+
+
+def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | None:
+    """The segment with its torn tail cut off, or None if it is void.
+
+    The tail is cut, not only ignored: an append behind it would be hidden from the next recovery.
+    """
+    data = journal = None
+    try:
+        data = device.open(data_name(segment_id))
+        journal = device.open(journal_name(segment_id))
+        step = device.max_command_bytes
+        scan = scan_segment(data, journal, segment_id=segment_id, max_command_bytes=step)
+        if scan.is_void:
+            data.close()
+            journal.close()
+            return None
+        if scan.cut_bytes:
+            journal.truncate(scan.slots * RECORD_BYTES)
+            journal.sync()
+        if scan.data_bytes > scan.tail_bytes:
+            data.truncate(scan.tail_bytes)
+    except StorageError:
+        for file in (data, journal):
+            if file is not None:
+                file.close()
+        raise
+    segment = Segment(
+        segment_id=segment_id,
+        layout=Layout(scan.header.segment_bytes if scan.header else 0),
+        data=data,
+        journal=Journal(journal, segment_id=segment_id, slots=scan.slots, max_command_bytes=step),
+        tail_bytes=scan.tail_bytes,
+        commits=scan.commits,
+        is_sealed=True,
+        is_trimmed=True,
+        is_dirty=True,
+    )
+    return segment, scan
+
+
+def _entry(segment_id: int, record: Record) -> Entry:
+    return Entry(segment_id, record.offset, record.length, record.checksum, record.sequence)
+
+
+def _contents(file: DeviceFile, max_command_bytes: int) -> bytes:
+    contents = bytearray(file.size())
+    with memoryview(contents) as view:
+        for start in range(0, len(view), max_command_bytes):
+            piece = view[start : start + max_command_bytes]
+            if file.read_into(piece, start) != len(piece):
+                raise DeviceFault(f"{file.name} has become shorter while it was read")
+    return bytes(contents)
+
+
+def _removed(device: Device, name: str) -> bool:
+    try:
+        device.remove(name)
+    except StorageError:
+        return False
+    return True
+
+
+def _size(device: Device, name: str) -> int:
+    try:
+        with contextlib.closing(device.open(name)) as file:
+            return file.size()
+    except StorageError:
+        return 0

@@ -1,0 +1,612 @@
+"""The store on a device: objects appended to segments, a journal beside each, old ones reclaimed as a whole.
+
+How the parts share the work: `Catalog` knows (on the event-loop thread), `Transfers` and `files` do the
+device work (in I/O threads), `recovery` makes the first catalog, `reclaim` plans; here is all the awaiting.
+
+What every path here keeps to, so that a cancellation can arrive at any `await`:
+
+* Space, leases and sequence numbers are taken before the await and given back on every way out.
+* Device work is one call in a thread that is not abandoned: once begun it ends, and what follows it up to
+  the next await is synchronous. So a put is committed, in the journal and in the catalog, or it never was.
+* `Segment.readers` or `.writers` is above zero while a thread uses its files; such a segment is not removed.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar, TypeVarTuple, cast
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import attrs
+
+from adp_gateway.config import (
+    SEGMENTS_PER_STORE,
+    StoreConfig,
+    default_capacity_bytes,
+    default_segment_bytes,
+)
+from adp_gateway.device.base import Device
+from adp_gateway.device.file import FileDevice
+from adp_gateway.errors import StorageError
+
+from .base import PutItem, ReadLease, Status, StoreStats
+from .catalog import Catalog
+from .files import append_kills, create_files, remove_files, sync_all
+from .format import (
+    MAX_KEY_BYTES,
+    NAMESPACE_BYTES,
+    UNIT_BYTES,
+    Kind,
+    Record,
+)
+from .index import Entry
+from .leases import Cohort, Subject
+from .reclaim import Survivor, choose_victim, survivors
+from .recovery import RecoveryReport, recover, resume
+from .segment import Layout, Segment, SegmentLease, extent_bytes
+from .transfer import Copy, Source, Target, Transfers, status_of
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+#: Survivors are written again in steps of about this size, so that puts are not kept waiting behind them.
+_COPY_STEP_BYTES = 8 << 20
+
+
+class SegmentStore:
+    """`ObjectStore` on a device. Made by `open`; used from the event-loop thread that opened it."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        catalog: Catalog,
+        recovery: RecoveryReport,
+        capacity_bytes: int,
+        layout: Layout,
+        config: StoreConfig,
+    ) -> None:
+        self._device = device
+        self._catalog = catalog
+        self._recovery = recovery
+        self._capacity_bytes = capacity_bytes
+        self._layout = layout
+        self._max_object_bytes = min(config.max_object_bytes, layout.data_bytes)
+        self._is_durable = config.durability == "durable"
+        self._transfers = Transfers(config.max_command_bytes)
+        self._read_threads = anyio.CapacityLimiter(config.io_threads)
+        self._write_threads = anyio.CapacityLimiter(config.io_threads)
+        self._rolling = anyio.Lock()  # held by the one task that makes room and opens the next segment
+        self._killing = anyio.Lock()  # held by the one task that writes kills
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, config: StoreConfig, *, device: Device | None = None
+    ) -> AsyncIterator["SegmentStore"]:
+        """Open the store in `config.directory` (or on `device`), recover, and close it on the way out.
+
+        Release every lease before leaving the block: closing takes the descriptors away. Leaving it normally
+        makes everything durable.
+
+        Raises:
+            StoreLocked: another process has it open.
+            UnsupportedFormat: a newer version wrote it.
+            StorageError: the directory cannot be used.
+        """
+        store = await anyio.to_thread.run_sync(cls._opened, config, device)
+        try:
+            yield store
+        finally:
+            with anyio.CancelScope(shield=True):  # device work only: as bounded as the device is
+                await store._close()
+
+    @classmethod
+    def _opened(cls, config: StoreConfig, device: Device | None) -> "SegmentStore":
+        if device is None:
+            device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes)
+        device.lock()
+        try:
+            catalog, report = recover(device)
+            capacity_bytes = config.capacity_bytes or default_capacity_bytes(
+                free_bytes=device.free_bytes(), used_bytes=catalog.used_bytes
+            )
+            most = capacity_bytes // SEGMENTS_PER_STORE // UNIT_BYTES * UNIT_BYTES
+            layout = Layout(min(config.segment_bytes or default_segment_bytes(capacity_bytes), most))
+            resume(catalog, segment_bytes=layout.segment_bytes)
+            while catalog.used_bytes > capacity_bytes and (
+                victim := choose_victim(catalog.segments.values())
+            ):
+                catalog.doom(victim)
+                remove_files(device, victim, is_durable=True)
+                catalog.doomed.remove(victim)
+        except BaseException:
+            device.close()
+            raise
+        logger.info("store opened: %s", report)
+        return cls(
+            device=device,
+            catalog=catalog,
+            recovery=report,
+            capacity_bytes=capacity_bytes,
+            layout=layout,
+            config=config,
+        )
+
+    async def _close(self) -> None:
+        await self._write_kills()
+        try:
+            await self.flush()
+        except StorageError as error:
+            logger.warning("the store closes with writes that the device did not confirm: %s", error)
+        for segment in (*self._catalog.segments.values(), *self._catalog.doomed):
+            segment.data.close()
+            segment.journal.close()
+        self._device.close()
+
+    @property
+    def max_object_bytes(self) -> int:
+        """The largest object that a put takes: the configured limit, or a segment's room if that is less."""
+        return self._max_object_bytes
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What was found when the store was opened."""
+        return self._recovery
+
+    # Reading
+
+    def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
+        """OK or NOT_FOUND for each key."""
+        return self._catalog.index.exist(namespace, keys)
+
+    def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
+        """Pin each object that is there."""
+        entries = self._catalog.index.use(namespace, keys)
+        return [
+            None if entry is None else self._lease((namespace, key), entry)
+            for key, entry in zip(keys, entries, strict=True)
+        ]
+
+    async def verify(self, leases: Sequence[ReadLease]) -> bytes:
+        """Read and hash each object in an I/O thread."""
+        own = cast(Sequence[SegmentLease], leases)
+        return await self._checked(own, self._transfers.verify, [lease.source for lease in own])
+
+    async def read_into(self, leases: Sequence[ReadLease], buffers: Sequence[memoryview]) -> bytes:
+        """Read each object into the start of its buffer, and verify it there."""
+        own = cast(Sequence[SegmentLease], leases)
+        fits = [lease.length <= buffer.nbytes for lease, buffer in zip(own, buffers, strict=True)]
+        fitting = [lease for lease, fit in zip(own, fits, strict=True) if fit]
+        targets = [buffer for buffer, fit in zip(buffers, fits, strict=True) if fit]
+        sources = [lease.source for lease in fitting]
+        results = iter(await self._checked(fitting, self._transfers.read_into, sources, targets))
+        return bytes([next(results) if fit else Status.TOO_LARGE for fit in fits])
+
+    async def check_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
+        """Verify by key, without counting as use."""
+        leases: list[SegmentLease] = []
+        statuses = bytearray([Status.NOT_FOUND]) * len(keys)
+        found: list[int] = []
+        try:
+            for position, key in enumerate(keys):
+                entry = self._catalog.index.get(namespace, key)
+                if entry is not None:
+                    leases.append(self._lease((namespace, key), entry))
+                    found.append(position)
+            for position, status in zip(found, await self.verify(leases), strict=True):
+                statuses[position] = status
+        finally:
+            for lease in leases:
+                lease.release()
+        return bytes(statuses)
+
+    def _lease(self, subject: Subject, entry: Entry) -> SegmentLease:
+        catalog = self._catalog
+        segment = catalog.segments[entry.segment_id]
+        segment.readers += 1
+        return SegmentLease(subject, entry, segment, catalog.ledger, catalog.ledger.enter(subject))
+
+    async def _checked(
+        self, leases: Sequence[SegmentLease], read: Callable[[*_Args], bytes], *args: *_Args
+    ) -> bytes:
+        """Run `read` in a reader thread and drop what it found damaged."""
+        if not leases:
+            await anyio.lowlevel.checkpoint()
+            return b""
+        # Pinned once more: a session that is torn down releases its leases, maybe before the thread is done.
+        for lease in leases:
+            lease.segment.readers += 1
+        try:
+            statuses = await anyio.to_thread.run_sync(read, *args, limiter=self._read_threads)
+        finally:
+            for lease in leases:
+                lease.segment.readers -= 1
+        if any(statuses):
+            self._drop_damaged(leases, statuses)
+            await self._write_kills()
+        return statuses
+
+    def _drop_damaged(self, leases: Sequence[SegmentLease], statuses: bytes) -> None:
+        catalog = self._catalog
+        for lease, status in zip(leases, statuses, strict=True):
+            (namespace, key), entry = lease.subject, lease.entry
+            if status == Status.CORRUPT:
+                # Gone for good, and once only: of several readers the first counts.
+                if catalog.drop(namespace, key, only=entry):
+                    catalog.tally.corrupt_objects += 1
+                    logger.warning("dropped a corrupt object of %d bytes", entry.length)
+            elif status == Status.GATEWAY_FAULT and catalog.lose(namespace, key, only=entry):
+                # A miss gets written again, a fault would come back with every read. The bytes may be fine
+                # once the device is: the commit stays, for the next start to find.
+                catalog.tally.faulted_objects += 1
+                logger.warning("dropped an object of %d bytes that cannot be read", entry.length)
+
+    # Writing
+
+    async def put_many(self, namespace: bytes, items: Sequence[PutItem]) -> bytes:
+        """Store each item: payloads first, then one journal append that makes them visible."""
+        if len(namespace) != NAMESPACE_BYTES or not all(
+            1 <= len(item.key) <= MAX_KEY_BYTES for item in items
+        ):
+            raise ValueError(f"a namespace has {NAMESPACE_BYTES} bytes, a key 1 to {MAX_KEY_BYTES}")
+        statuses = bytearray([Status.GATEWAY_FAULT]) * len(items)
+        position = 0
+        while position < len(items):
+            batch = self._allocate(namespace, items, position, statuses)
+            if batch is not None:
+                await self._write(batch, items, statuses)
+                position = batch.end
+                continue
+            outcome = await self._roll(items[position].data.nbytes)
+            if outcome != Status.OK:
+                statuses[position] = outcome
+                position += 1
+        if not items:
+            await anyio.lowlevel.checkpoint()
+        return bytes(statuses)
+
+    def _allocate(
+        self, namespace: bytes, items: Sequence[PutItem], start: int, statuses: bytearray
+    ) -> "_Batch | None":
+        """Places in the active segment for as many items from `start` on as fit; None if not one does."""
+        segment = self._catalog.active
+        positions: list[int] = []
+        records: list[Record] = []
+        end = start
+        for item in items[start:]:
+            length = item.data.nbytes
+            if length > self._max_object_bytes:
+                statuses[end] = Status.TOO_LARGE
+            elif segment is not None and segment.has_room(length):
+                offset = segment.allocate(length)
+                sequence = self._catalog.take_sequence()
+                records.append(
+                    Record(Kind.COMMIT, namespace, item.key, offset, length, item.checksum, sequence)
+                )
+                positions.append(end)
+            else:
+                break
+            end += 1
+        return _Batch(segment, positions, records, end) if end > start else None
+
+    async def _write(self, batch: "_Batch", items: Sequence[PutItem], statuses: bytearray) -> None:
+        """Write and commit a batch; its statuses. Cancelled before it began: the places are given back."""
+        segment, records = batch.segment, batch.records
+        if segment is None or not records:
+            await anyio.lowlevel.checkpoint()
+            return
+        payloads = [items[position].data for position in batch.positions]
+        target = Target(segment.data, segment.journal, self._is_durable)
+        segment.writers += 1
+        segment.is_dirty = True
+        try:
+            written = await self._in_writer(self._transfers.write, target, payloads, records)
+        except anyio.get_cancelled_exc_class():
+            _give_back(segment, records)
+            raise
+        finally:
+            segment.writers -= 1
+        for position, status in zip(batch.positions, written.statuses, strict=True):
+            statuses[position] = status
+        self._settle(segment, records, written.statuses, is_suspect=written.is_journal_suspect)
+        await self._write_kills()
+
+    def _settle(self, segment: Segment, records: list[Record], statuses: bytes, *, is_suspect: bool) -> None:
+        """Bring the catalog up to what a write did."""
+        catalog = self._catalog
+        failed: list[Record] = []
+        for record, status in zip(records, statuses, strict=True):
+            if status == Status.OK:
+                catalog.commit(record.namespace, record.key, _entry(segment, record))
+                catalog.tally.stored_objects += 1
+            else:
+                failed.append(record)
+        if not is_suspect:
+            _give_back(segment, failed)
+            return
+        # The journal refused, or the device did when it should have made it durable: the commits may be there
+        # or not, so they are voided, and nothing more goes where a sync has failed once.
+        for record in failed:
+            catalog.void(record.namespace, record.key, _entry(segment, record))
+        if catalog.active is segment:
+            catalog.seal()
+
+    async def delete_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
+        """Delete each key, wait for its readers, and record it."""
+        catalog = self._catalog
+        statuses = bytes(
+            [Status.NOT_FOUND if catalog.drop(namespace, key) is None else Status.OK for key in keys]
+        )
+        drained = anyio.Event()
+        drain = catalog.ledger.drain([(namespace, key) for key in keys], drained.set)
+        try:
+            if not drain.is_done:
+                await drained.wait()
+        finally:
+            catalog.ledger.abandon(drain)
+        # After the wait: a reclaim that was copying one of the objects has voided its copy by now.
+        if not await self._write_kills():
+            return statuses.replace(bytes([Status.OK]), bytes([Status.GATEWAY_FAULT]))
+        return statuses
+
+    async def _write_kills(self) -> bool:
+        """Record every void commit in the journal of its segment. Whether none is left to be recorded.
+
+        What could not be recorded stays in the catalog, and is tried again by the next call.
+        """
+        async with self._killing:  # also waits for the kills that another task is just writing
+            catalog = self._catalog
+            work = [(catalog.segments[segment_id], kills) for segment_id, kills in catalog.unkilled.items()]
+            if not work:
+                return True
+            catalog.unkilled = {}
+            done: list[bool] = []
+            for segment, _ in work:
+                segment.writers += 1
+                segment.is_dirty = True
+            try:
+                done = await self._in_writer(append_kills, work, self._is_durable)
+            finally:
+                done += [False] * (len(work) - len(done))
+                for (segment, kills), is_done in zip(work, done, strict=True):
+                    segment.writers -= 1
+                    if not is_done:
+                        catalog.unkilled.setdefault(segment.segment_id, []).extend(kills)
+            return all(done)
+
+    async def flush(self) -> None:
+        """Sync every segment with unconfirmed writes.
+
+        Raises:
+            StorageError: the device refused for at least one; the others have been synced.
+        """
+        dirty = [segment for segment in self._catalog.segments.values() if segment.is_dirty]
+        synced: list[bool] = []
+        for segment in dirty:
+            segment.is_dirty = False
+            segment.writers += 1
+        try:
+            synced, error = await self._in_writer(sync_all, self._device, dirty)
+        finally:
+            for segment, is_synced in zip(dirty, synced or [False] * len(dirty), strict=True):
+                segment.writers -= 1
+                segment.is_dirty |= not is_synced
+        if error is not None:
+            raise error
+
+    async def _in_writer(self, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
+        return await anyio.to_thread.run_sync(function, *args, limiter=self._write_threads)
+
+    # Making room
+
+    async def _roll(self, length: int) -> Status:
+        """Open a segment with room for `length`. OK: try the active segment again, whoever opened it."""
+        async with self._rolling:
+            active = self._catalog.active
+            if active is not None and active.has_room(length):
+                return Status.OK
+            if not await self._make_room():
+                return Status.CAPACITY_EXHAUSTED
+            try:
+                segment = await self._create_segment()
+            except StorageError as error:
+                logger.warning("no new segment: %s", error)
+                return status_of(error)
+            self._catalog.seal()
+            self._catalog.segments[segment.segment_id] = segment
+            self._catalog.active = segment
+            await self._restore_reserve(segment, length)
+            return Status.OK
+
+    async def _make_room(self) -> bool:
+        """Evict until one more segment fits; whether it does. Usually it does at once: the reserve."""
+        catalog = self._catalog
+        while self._is_full:
+            await self._trim()
+            if not self._is_full:
+                break
+            if not catalog.doomed:
+                victim = choose_victim(catalog.segments.values())
+                if victim is None:
+                    return False
+                catalog.doom(victim)
+            if not await self._remove_doomed():
+                return False
+        return True
+
+    async def _restore_reserve(self, active: Segment, length: int) -> None:
+        """Evict until yet another segment fits, and let what has been read move to the one just opened.
+
+        The reserve is where survivors go: without it there would be no room to write them before their old
+        segment is removed. Survivors take at most half of the new segment; every round gains the other half.
+        """
+        catalog = self._catalog
+        budget_bytes = active.layout.data_bytes // 2 - extent_bytes(length)
+        while self._is_full:
+            await self._trim()
+            victim = choose_victim(catalog.segments.values()) if self._is_full else None
+            if victim is None:
+                return
+            before = active.tail_bytes
+            await self._relocate(victim, active, budget_bytes)
+            budget_bytes -= active.tail_bytes - before
+            if not victim.is_idle:
+                continue  # somebody has begun to read there; it is not a candidate any more
+            catalog.doom(victim)
+            if not await self._remove_doomed():
+                return
+
+    @property
+    def _is_full(self) -> bool:
+        return self._catalog.used_bytes + self._layout.segment_bytes > self._capacity_bytes
+
+    async def _relocate(self, victim: Segment, active: Segment, budget_bytes: int) -> None:
+        """Write the survivors of `victim` into `active`, a step at a time."""
+        step: list[Survivor] = []
+        step_bytes = 0
+        for survivor in list(survivors(self._catalog.index, victim, budget_bytes=budget_bytes)):
+            step.append(survivor)
+            step_bytes += survivor.entry.length
+            if step_bytes >= _COPY_STEP_BYTES:
+                await self._copy(step, victim, active)
+                step, step_bytes = [], 0
+        if step:
+            await self._copy(step, victim, active)
+
+    async def _copy(self, step: list[Survivor], victim: Segment, active: Segment) -> None:
+        catalog = self._catalog
+        copies: list[Copy] = []
+        cohorts: list[Cohort] = []
+        moved: list[Survivor] = []
+        for namespace, key, entry in step:
+            has_slots = active.commits < active.layout.max_commits // 2
+            current = catalog.index.get(namespace, key)
+            if current is None or current.place != entry.place or not has_slots:
+                continue
+            if not active.has_room(entry.length):
+                break
+            offset = active.allocate(entry.length)
+            # The sequence stays: the copy is the same version, and loses to any put that came after it.
+            record = Record(Kind.COMMIT, namespace, key, offset, *entry[2:5])
+            copies.append(Copy(Source(victim.data, *entry[1:4]), record))
+            cohorts.append(catalog.ledger.enter((namespace, key)))
+            moved.append(Survivor(namespace, key, entry))
+        if not copies:
+            return
+        records = [copy.record for copy in copies]
+        target = Target(active.data, active.journal, self._is_durable)
+        victim.readers += 1
+        active.writers += 1
+        active.is_dirty = True
+        try:
+            written = await self._in_writer(self._transfers.copy, target, copies)
+            self._settle_copies(
+                moved, records, active, written.statuses, is_suspect=written.is_journal_suspect
+            )
+        except anyio.get_cancelled_exc_class():
+            _give_back(active, records)
+            raise
+        finally:
+            victim.readers -= 1
+            active.writers -= 1
+            for cohort in cohorts:
+                catalog.ledger.leave(cohort)
+
+    def _settle_copies(
+        self,
+        moved: list[Survivor],
+        records: list[Record],
+        active: Segment,
+        statuses: bytes,
+        *,
+        is_suspect: bool,
+    ) -> None:
+        catalog = self._catalog
+        for (namespace, key, entry), record, status in zip(moved, records, statuses, strict=True):
+            copied = _entry(active, record)
+            if status == Status.CORRUPT:
+                if catalog.drop(namespace, key, only=entry):
+                    catalog.tally.corrupt_objects += 1
+            elif status != Status.OK:
+                if is_suspect:
+                    catalog.void(namespace, key, copied)
+            elif catalog.index.get(namespace, key) is None:
+                catalog.void(namespace, key, copied)  # deleted while it was copied
+            else:
+                catalog.commit(namespace, key, copied)
+        if is_suspect and catalog.active is active:
+            catalog.seal()
+
+    async def _trim(self) -> None:
+        """Give back what sealed segments did not fill."""
+        full_length = [
+            segment
+            for segment in self._catalog.segments.values()
+            if segment.is_sealed and not segment.is_trimmed and not segment.writers
+        ]
+        for segment in full_length:
+            segment.writers += 1
+            try:
+                await self._in_writer(segment.data.truncate, segment.tail_bytes)
+                segment.is_trimmed = True
+            except StorageError as error:
+                logger.warning("segment %d keeps its full length: %s", segment.segment_id, error)
+            finally:
+                segment.writers -= 1
+
+    async def _create_segment(self) -> Segment:
+        segment_id = self._catalog.next_segment_id
+        self._catalog.next_segment_id += 1
+        return await self._in_writer(create_files, self._device, segment_id, self._layout, self._is_durable)
+
+    async def _remove_doomed(self) -> bool:
+        """Remove the files of doomed segments; whether all are gone. What is left still counts."""
+        doomed = self._catalog.doomed
+        while doomed:
+            # A doomed segment may hold the newest commit of a key whose older ones are still to be killed.
+            if not await self._write_kills():
+                return False
+            try:
+                await self._in_writer(remove_files, self._device, doomed[0], self._is_durable)
+            except StorageError as error:
+                logger.warning("segment %d cannot be removed: %s", doomed[0].segment_id, error)
+                return False
+            doomed.pop(0)
+        return True
+
+    def stats(self) -> StoreStats:
+        """Counters and sizes of this moment."""
+        catalog = self._catalog
+        return StoreStats(
+            capacity_bytes=self._capacity_bytes,
+            used_bytes=catalog.used_bytes,
+            object_bytes=catalog.object_bytes,
+            objects=len(catalog.index),
+            segments=len(catalog.segments),
+            leases=catalog.ledger.readers,
+            **attrs.asdict(catalog.tally),
+        )
+
+
+@attrs.frozen
+class _Batch:
+    """Items of a put that go into one segment together. `end`: the first position behind them."""
+
+    segment: Segment | None
+    positions: list[int]
+    records: list[Record]
+    end: int
+
+
+def _entry(segment: Segment, record: Record) -> Entry:
+    return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence)
+
+
+def _give_back(segment: Segment, records: Iterable[Record]) -> None:
+    for record in reversed(list(records)):
+        segment.free(record.offset, record.length)
