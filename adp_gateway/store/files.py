@@ -1,4 +1,4 @@
-"""What I/O threads do to whole segments: make them, sync them, append kills, remove them. All of it blocks."""
+"""What I/O threads do to whole segments: make them, sync them, append kills, remove them. It all blocks."""
 
 import contextlib
 import logging

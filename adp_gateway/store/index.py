@@ -1,8 +1,8 @@
 """Where each object is. Disposable: recovery rebuilds it from the journals.
 
 Two dictionaries deep, namespace and then key, with 29 packed bytes per object instead of a Python object
-with fields (docs/adr/0011 has the numbers), and nothing for the garbage collector to walk. Callers see `Entry`
-only, so a denser table can take this one's place.
+with fields (docs/adr/0011 has the numbers), and nothing for the garbage collector to walk. Callers see
+`Entry` only, so a denser table can take this one's place.
 """
 
 import struct

@@ -1,0 +1,324 @@
+"""What `ObjectStore` promises, asked of every store: memory, files, durable files, the RAM device."""
+
+from contextlib import AsyncExitStack
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
+
+from adp_client.protocol import ErrorCode
+from adp_gateway.device.memory import MemoryDevice
+from adp_gateway.store.base import ObjectStore, PutItem, Status
+from adp_gateway.store.memory import MemoryStore
+from adp_gateway.store.segments import SegmentStore
+from gateway.objects import (
+    KIB,
+    MIB,
+    NAMESPACE,
+    OTHER_NAMESPACE,
+    config,
+    get,
+    item,
+    key,
+    lease_bytes,
+    payload,
+    put,
+    put_all,
+)
+
+pytestmark = pytest.mark.anyio
+
+MISS = Status.NOT_FOUND
+LARGEST = 200 * KIB
+SIZES = [0, 1, 4095, 4096, 4097, 16 * KIB, 16 * KIB + 1, 100_000, LARGEST]
+
+
+@pytest.fixture(params=["memory", "files", "durable", "device"])
+async def store(request, tmp_path, anyio_backend):
+    if request.param == "memory":
+        yield MemoryStore(capacity_bytes=4 * MIB, max_object_bytes=LARGEST)
+        return
+    async with AsyncExitStack() as stack:
+        device = None
+        if request.param == "device":
+            device = stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
+        durability = "durable" if request.param == "durable" else "relaxed"
+        settings = config(tmp_path / "kv", max_object_bytes=LARGEST, durability=durability)
+        yield await stack.enter_async_context(SegmentStore.open(settings, device=device))
+
+
+def test_status_bytes_are_the_protocol_s():
+    assert all(ErrorCode[status.name] == status for status in Status)
+
+
+@pytest.mark.parametrize("length", SIZES)
+async def test_what_was_put_comes_back(store: ObjectStore, length):
+    data = payload("object", length)
+    assert store.exist(NAMESPACE, [key(1)]) == bytes([MISS])
+    assert await put(store, key(1), data) == Status.OK
+    assert store.exist(NAMESPACE, [key(1)]) == bytes([Status.OK])
+    assert await get(store, key(1)) == data
+    buffer = bytearray(length + 3)
+    leases = store.open_read(NAMESPACE, [key(1)])
+    assert await store.read_into(leases, [memoryview(buffer)]) == bytes([Status.OK])
+    assert buffer == data + bytes(3)
+    assert leases[0].length == length
+    assert leases[0].checksum == item(key(1), data).checksum
+    leases[0].release()
+    assert await store.check_many(NAMESPACE, [key(1), key(2)]) == bytes([Status.OK, MISS])
+    assert store.stats().leases == 0
+
+
+async def test_vectors_answer_in_order(store: ObjectStore):
+    await put_all(store, {key(n): payload(n, 5000) for n in (1, 3, 5)})
+    keys = [key(n) for n in range(7)]
+    here = [1, 0, 1, 0, 1, 0, 1]
+    assert store.exist(NAMESPACE, keys) == bytes(here)
+    leases = store.open_read(NAMESPACE, keys)
+    assert [lease is None for lease in leases] == [bool(n) for n in here]
+    assert await store.verify([lease for lease in leases if lease]) == bytes(3)
+    for lease in leases:
+        if lease:
+            lease.release()
+    assert await store.check_many(NAMESPACE, keys) == bytes(here)
+    assert await store.delete_many(NAMESPACE, keys) == bytes(here)
+    assert store.exist(NAMESPACE, keys) == bytes([MISS] * 7)
+
+
+async def test_empty_vectors(store: ObjectStore):
+    assert store.exist(NAMESPACE, []) == b""
+    assert store.open_read(NAMESPACE, []) == []
+    assert await store.verify([]) == b""
+    assert await store.read_into([], []) == b""
+    assert await store.put_many(NAMESPACE, []) == b""
+    assert await store.delete_many(NAMESPACE, []) == b""
+    assert await store.check_many(NAMESPACE, []) == b""
+
+
+async def test_namespaces_do_not_mix(store: ObjectStore):
+    await put(store, key(1), b"here")
+    assert await get(store, key(1), OTHER_NAMESPACE) == MISS
+    await put(store, key(1), b"there", OTHER_NAMESPACE)
+    assert await store.delete_many(NAMESPACE, [key(1)]) == bytes([Status.OK])
+    assert await get(store, key(1), OTHER_NAMESPACE) == b"there"
+
+
+async def test_damaged_on_the_way_in_is_refused(store: ObjectStore):
+    await put(store, key(1), b"before")
+    bad = PutItem(key=key(1), checksum=item(key(1), b"after").checksum ^ 1, data=memoryview(b"after"))
+    good = item(key(2), b"good")
+    assert await store.put_many(NAMESPACE, [bad, good]) == bytes([Status.CORRUPT, Status.OK])
+    assert await get(store, key(1)) == b"before"
+    assert await get(store, key(2)) == b"good"
+
+
+async def test_too_large_is_refused_and_nothing_is_lost(store: ObjectStore):
+    await put(store, key(1), b"before")
+    items = [item(key(1), bytes(LARGEST + 1)), item(key(2), bytes(LARGEST)), item(key(3), bytes(8 * MIB))]
+    statuses = await store.put_many(NAMESPACE, items)
+    assert statuses == bytes([Status.TOO_LARGE, Status.OK, Status.TOO_LARGE])
+    assert await get(store, key(1)) == b"before"
+    assert store.max_object_bytes == LARGEST
+    assert store.stats().evicted_objects == 0
+
+
+async def test_short_buffer_is_told(store: ObjectStore):
+    await put_all(store, {key(1): payload(1, 100), key(2): payload(2, 100)})
+    leases = store.open_read(NAMESPACE, [key(1), key(2)])
+    buffers = [bytearray(99), bytearray(100)]
+    statuses = await store.read_into(leases, [memoryview(buffer) for buffer in buffers])
+    assert statuses == bytes([Status.TOO_LARGE, Status.OK])
+    assert buffers == [bytes(99), payload(2, 100)]
+    for lease in leases:
+        lease.release()
+
+
+async def test_overwrite_replaces_but_not_under_a_reader(store: ObjectStore):
+    old, new = payload("old", 50_000), payload("new", 60_000)
+    await put(store, key(1), old)
+    (reader,) = store.open_read(NAMESPACE, [key(1)])
+    await put(store, key(1), new)
+    assert await get(store, key(1)) == new
+    assert await store.verify([reader]) == bytes([Status.OK])
+    assert lease_bytes(reader) == old
+    reader.release()
+    assert store.stats().objects == 1
+    assert store.stats().object_bytes == len(new)
+
+
+async def test_one_vector_with_a_key_twice_keeps_the_last(store: ObjectStore):
+    statuses = await store.put_many(NAMESPACE, [item(key(1), b"first"), item(key(1), b"last")])
+    assert statuses == bytes(2)
+    assert await get(store, key(1)) == b"last"
+    assert store.stats().objects == 1
+
+
+async def test_delete_waits_for_readers_and_new_readers_miss(store: ObjectStore):
+    data = payload(1, 50_000)
+    await put(store, key(1), data)
+    first, second = store.open_read(NAMESPACE, [key(1), key(1)])
+    deleted = anyio.Event()
+
+    async def delete():
+        assert await store.delete_many(NAMESPACE, [key(1)]) == bytes([Status.OK])
+        deleted.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delete)
+        await wait_all_tasks_blocked()
+        assert not deleted.is_set()
+        assert await get(store, key(1)) == MISS
+        # The key may be written again meanwhile; its new readers do not hold up the delete.
+        await put(store, key(1), b"again")
+        (later,) = store.open_read(NAMESPACE, [key(1)])
+        first.release()
+        first.release()
+        await wait_all_tasks_blocked()
+        assert not deleted.is_set()
+        assert await store.verify([second]) == bytes([Status.OK])
+        assert lease_bytes(second) == data
+        second.release()
+        await deleted.wait()
+    assert lease_bytes(later) == b"again"
+    later.release()
+
+
+async def test_a_second_delete_waits_for_the_same_readers(store: ObjectStore):
+    await put(store, key(1), b"object")
+    (reader,) = store.open_read(NAMESPACE, [key(1)])
+    done: list[bytes] = []
+
+    async def delete():
+        done.append(await store.delete_many(NAMESPACE, [key(1)]))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delete)
+        tasks.start_soon(delete)
+        await wait_all_tasks_blocked()
+        assert done == []
+        reader.release()
+    assert sorted(done) == [bytes([Status.OK]), bytes([Status.NOT_FOUND])]
+
+
+async def test_a_deleter_who_leaves_holds_nothing(store: ObjectStore):
+    await put(store, key(1), b"object")
+    (reader,) = store.open_read(NAMESPACE, [key(1)])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.delete_many, NAMESPACE, [key(1)])
+        await wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert store.exist(NAMESPACE, [key(1)]) == bytes([MISS])
+    assert lease_bytes(reader) == b"object"
+    reader.release()
+    assert store.stats().leases == 0
+
+
+async def test_eviction_takes_the_cold_and_spares_the_leased(store: ObjectStore):
+    """Four times the capacity goes in. One object is leased all the time, one is read all the time."""
+    await put_all(store, {key(0): payload(0, 100_000), key(1): payload(1, 100_000)})
+    (pinned,) = store.open_read(NAMESPACE, [key(0)])
+    for n in range(2, 162):
+        assert await put(store, key(n), payload(n, 100_000)) == Status.OK
+        assert await get(store, key(1)) == payload(1, 100_000)
+        assert store.stats().used_bytes <= store.stats().capacity_bytes
+    assert await get(store, key(0)) == payload(0, 100_000)
+    assert await get(store, key(161)) == payload(161, 100_000)
+    assert await get(store, key(2)) == MISS
+    assert store.stats().evicted_objects > 100
+    assert await store.verify([pinned]) == bytes([Status.OK])
+    pinned.release()
+
+
+async def test_all_leased_means_full_and_release_means_room(store: ObjectStore):
+    leases = []
+    status = Status.OK
+    n = 0
+    while status == Status.OK:
+        n += 1
+        status = await put(store, key(n), payload(n, 100_000))
+        leases += [lease for lease in store.open_read(NAMESPACE, [key(n)]) if lease]
+    assert status == Status.CAPACITY_EXHAUSTED
+    assert len(leases) == n - 1 > 20
+    assert await store.verify(leases) == bytes(n - 1)
+    for lease in leases:
+        lease.release()
+    assert await put(store, key(n), payload(n, 100_000)) == Status.OK
+
+
+async def test_cancelled_puts_are_whole_or_absent(store: ObjectStore):
+    """Cancel a put at each of its first checkpoints; whatever comes out, the store stays sound."""
+    outcomes = set()
+    for n in range(12):
+        data = payload(n, 40_000)
+        with anyio.CancelScope() as scope:
+
+            async def cancel_after(checkpoints: int, scope: anyio.CancelScope = scope) -> None:
+                for _ in range(checkpoints):
+                    await checkpoint()
+                scope.cancel()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel_after, n)
+                await store.put_many(NAMESPACE, [item(key(n), data)])
+        found = await get(store, key(n))
+        assert found in (data, MISS)
+        outcomes.add(found == data)
+        assert await put(store, key(n), data) == Status.OK
+        assert await get(store, key(n)) == data
+    assert True in outcomes
+    assert store.stats().objects == 12
+    assert store.stats().object_bytes == 12 * 40_000
+    # Nothing is left counted as in flight: everything can be evicted.
+    for n in range(100, 200):
+        assert await put(store, key(n), payload(n, 100_000)) == Status.OK
+
+
+async def test_cancelled_before_it_began(store: ObjectStore):
+    await put(store, key(1), b"before")
+    before = store.stats()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await store.put_many(NAMESPACE, [item(key(1), b"after")])
+    assert scope.cancelled_caught
+    assert await get(store, key(1)) == b"before"
+    leases = store.open_read(NAMESPACE, [key(1)])
+    for verb in (store.verify, lambda leases: store.read_into(leases, [memoryview(bytearray(9))])):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await verify_nothing(verb, leases)
+        assert scope.cancelled_caught
+    leases[0].release()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await store.check_many(NAMESPACE, [key(1)])
+    assert scope.cancelled_caught
+    assert store.stats() == before
+
+
+async def verify_nothing(verb, leases) -> None:
+    await verb(leases)
+    raise AssertionError("not cancelled")
+
+
+async def test_writers_of_one_key_leave_one_whole_object(store: ObjectStore):
+    versions = [payload(n, 30_000 + 1000 * n) for n in range(16)]
+    async with anyio.create_task_group() as tasks:
+        for data in versions:
+            tasks.start_soon(put, store, key(1), data)
+    assert await get(store, key(1)) in versions
+    assert store.stats().objects == 1
+
+
+async def test_flush_returns(store: ObjectStore):
+    await put(store, key(1), b"object")
+    await store.flush()
+    assert await get(store, key(1)) == b"object"
+
+
+async def test_ten_thousand_keys(store: ObjectStore):
+    await put_all(store, {key(n): b"" for n in range(0, 300, 3)})
+    keys = [key(n) for n in range(10_000)]
+    answers = store.exist(NAMESPACE, keys)
+    assert len(answers) == 10_000
+    assert [n for n, status in enumerate(answers) if status == Status.OK] == list(range(0, 300, 3))
