@@ -420,6 +420,7 @@ class SegmentStore:
             self._catalog.seal()
             self._catalog.segments[segment.segment_id] = segment
             self._catalog.active = segment
+            await self._trim()
             await self._restore_reserve(segment, length)
             return Status.OK
 
@@ -446,7 +447,8 @@ class SegmentStore:
         segment is removed. Survivors take at most half of the new segment; every round gains the other half.
         """
         catalog = self._catalog
-        budget_bytes = active.layout.data_bytes // 2 - extent_bytes(length)
+        data_bytes = active.layout.data_bytes
+        budget_bytes = min(data_bytes // 2, data_bytes - extent_bytes(length))
         while self._is_full:
             await self._trim()
             victim = choose_victim(catalog.segments.values()) if self._is_full else None
