@@ -116,6 +116,7 @@ class MemoryDevice:
         self._max_command_bytes = max_command_bytes
         self._capacity_bytes = capacity_bytes
         self._files: dict[str, int] = {}
+        self._origin: dict[str, bytes] = {}  # what was there before the first command
         self._is_locked = False
         self._guard = threading.RLock()
         self.before = before
@@ -216,7 +217,7 @@ class MemoryDevice:
         names_synced = max((i for i, c in enumerate(commands) if c.kind is Kind.SYNC_NAMES), default=-1)
         synced = {command.name: i for i, command in enumerate(commands) if command.kind is Kind.SYNC}
         image = MemoryDevice(max_command_bytes=self._max_command_bytes, capacity_bytes=self._capacity_bytes)
-        files: dict[str, bytearray] = {}
+        files = {name: bytearray(contents) for name, contents in self._origin.items()}
         for i, command in enumerate(commands):
             of_names = command.kind in (Kind.CREATE, Kind.REMOVE)
             is_safe = i < (names_synced if of_names else synced.get(command.name, -1))
@@ -232,6 +233,7 @@ class MemoryDevice:
         for name, contents in files.items():
             fd = image._files[name] = os.memfd_create(name)
             os.pwrite(fd, contents, 0)
+            image._origin[name] = bytes(contents)
         return image
 
 

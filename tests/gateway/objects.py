@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import xxhash
 
 from adp_gateway.config import StoreConfig
+from adp_gateway.device.memory import MemoryDevice
 from adp_gateway.store.base import ObjectStore, PutItem, Status
 
 KIB = 1 << 10
@@ -73,3 +74,8 @@ def disk_bytes(directory) -> int:
         status = path.stat()
         total += max(status.st_size, status.st_blocks * 512)
     return total
+
+
+def after_kill(device: MemoryDevice) -> MemoryDevice:
+    """The device as the next process finds it when this one is killed now: every command that returned."""
+    return device.after_power_cut(len(device.commands), lambda command: command.length or 1)
