@@ -230,6 +230,7 @@ async def test_power_cut_while_segments_are_reclaimed(devices):
     async with SegmentStore.open(config("unused", **DURABLE), device=device) as store:
         await history.put(store, key(0), payload(0, 5000))
         await history.put(store, key(1), payload(1, 5000))
+        await history.put(store, key(9), payload(9, 5000))
         for n in range(8):
             assert await get(store, key(0)) != Status.CORRUPT
             await history.put(store, key(2 + n % 3), payload(("round", n), 30_000))
@@ -237,6 +238,10 @@ async def test_power_cut_while_segments_are_reclaimed(devices):
                 await history.delete(store, key(1))
             if n == 5:
                 await history.put(store, key(0), payload("0 again", 5000))
+            if store.exist(NAMESPACE, [key(9)]) == bytes([MISS]):
+                # Its segment has just been removed, and must not come back: the delete says nothing about it.
+                await history.put(store, key(9), payload("9 again", 10))
+                await history.delete(store, key(9))
         assert store.stats().evicted_objects + store.stats().segments > 3
     await check_power_cuts(history, may_evict=True)
 

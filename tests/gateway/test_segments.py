@@ -1,11 +1,15 @@
 """What only the segment store has: files, restarts, reclaiming, a lock."""
 
 import os
+import threading
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
+from anyio import wait_all_tasks_blocked
 
-from adp_gateway.device.memory import Kind, MemoryDevice
+from adp_gateway.device.memory import Command, Kind, MemoryDevice
 from adp_gateway.errors import StoreLocked, UnsupportedFormat
 from adp_gateway.store.base import Status
 from adp_gateway.store.format import SUPERBLOCK_NAME
@@ -14,11 +18,13 @@ from gateway.objects import (
     KIB,
     MIB,
     NAMESPACE,
+    after_kill,
     config,
     disk_bytes,
     get,
     item,
     key,
+    lease_bytes,
     payload,
     put,
     put_all,
@@ -260,3 +266,66 @@ async def test_leases_of_a_closed_store_lead_nowhere(tmp_path: Path):
     with pytest.raises(ValueError, match="released"):
         _ = lease.extents
     assert await put(store, key(2), b"x") == Status.GATEWAY_FAULT
+
+
+@pytest.mark.parametrize("meanwhile", ["delete", "overwrite", "read", "cancel"])
+async def test_a_key_that_changes_while_its_object_is_moved(meanwhile):
+    """The copy for the second chance is held on the device; what happens then must win over the copy."""
+    copying, go = threading.Event(), threading.Event()
+    old, new = payload("old", 30_000), payload("new", 20_000)
+    with MemoryDevice(max_command_bytes=16 * KIB) as device:
+
+        def hold(command: Command) -> None:
+            if command.kind is Kind.READ and command.name.endswith("1.data") and not copying.is_set():
+                copying.set()
+                go.wait(10)
+
+        async with SegmentStore.open(config("unused"), device=device) as store:
+            await put(store, key(0), old)
+            assert await get(store, key(0)) == old  # it is used now
+            fill = 0
+            while store.stats().segments < 15:
+                fill += 1
+                await put(store, key(fill), payload(fill, 100_000))
+            device.before = hold
+            deleted: list[bytes] = []
+
+            async def delete() -> None:
+                deleted.append(await store.delete_many(NAMESPACE, [key(0)]))
+
+            async def fill_up() -> None:
+                for n in range(fill + 1, fill + 30):
+                    if not copying.is_set():
+                        await put(store, key(n), payload(n, 100_000))
+
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(fill_up)
+                    assert await anyio.to_thread.run_sync(copying.wait, 10), "nothing is moved"
+                    if meanwhile == "delete":
+                        tasks.start_soon(delete)
+                        await wait_all_tasks_blocked()
+                        assert deleted == [], "it waits for the copy as for any reader"
+                        assert store.exist(NAMESPACE, [key(0)]) == bytes([MISS])
+                    elif meanwhile == "overwrite":
+                        assert await put(store, key(0), new) == Status.OK
+                    elif meanwhile == "read":
+                        (lease,) = store.open_read(NAMESPACE, [key(0)])
+                    else:
+                        tasks.cancel_scope.cancel()
+                    go.set()
+            finally:
+                go.set()
+            expected = {"delete": MISS, "overwrite": new}.get(meanwhile, old)
+            assert await get(store, key(0)) == expected
+            if meanwhile == "read":
+                assert await store.verify([lease]) == bytes(1)
+                assert lease_bytes(lease) == old
+                lease.release()
+            with after_kill(device) as killed:
+                async with SegmentStore.open(config("unused"), device=killed) as reopened:
+                    assert await get(reopened, key(0)) == expected
+            for n in range(1000, 1040):
+                assert await put(store, key(n), payload(n, 200_000)) == Status.OK
+                assert device.used_bytes() <= store.stats().used_bytes <= 4 * MIB
+            assert store.stats().leases == 0

@@ -1,0 +1,176 @@
+"""The segment store against a dict, through restarts and kills.
+
+The model is tolerant of one thing only: an object may have been evicted, and then it is gone until it is put
+again. It may never be wrong, older than the last put, or back after a delete.
+"""
+
+from contextlib import ExitStack
+
+import anyio
+import pytest
+from anyio.from_thread import start_blocking_portal
+from anyio.lowlevel import checkpoint
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from adp_gateway.device.memory import MemoryDevice
+from adp_gateway.fsck import check_device
+from adp_gateway.store.base import ReadLease, Status
+from adp_gateway.store.segments import SegmentStore
+from gateway.objects import (
+    KIB,
+    NAMESPACE,
+    OTHER_NAMESPACE,
+    after_kill,
+    config,
+    get,
+    item,
+    lease_bytes,
+    payload,
+)
+
+SMALL = {"segment_bytes": 64 * KIB, "capacity_bytes": 320 * KIB}
+keys = st.sampled_from([b"a", b"bb", b"ccc", b"dddd", b"eeeee", b"ffffff"])
+namespaces = st.sampled_from([NAMESPACE, OTHER_NAMESPACE])
+lengths = st.sampled_from([0, 1, 4096, 5000, 16 * KIB + 1, 30_000, 60 * KIB])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    backend = "asyncio"
+
+    @initialize(durability=st.sampled_from(["relaxed", "durable"]))
+    def begin(self, durability: str) -> None:
+        self.stack = ExitStack()
+        self.portal = self.stack.enter_context(start_blocking_portal(self.backend))
+        self.settings = config("unused", durability=durability, **SMALL)
+        self.device = self.stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
+        self.model: dict[tuple[bytes, bytes], bytes] = {}
+        self.leases: list[tuple[ReadLease, bytes]] = []
+        self.puts = 0
+        self.open()
+
+    def open(self) -> None:
+        self.manager = self.portal.wrap_async_context_manager(
+            SegmentStore.open(self.settings, device=self.device)
+        )
+        self.store = self.manager.__enter__()
+
+    def close(self) -> None:
+        for lease, _ in self.leases:
+            self.portal.call(lease.release)
+        self.leases = []
+        self.manager.__exit__(None, None, None)
+
+    @rule(namespace=namespaces, names=st.lists(keys, min_size=1, max_size=4), length=lengths)
+    def put(self, namespace: bytes, names: list[bytes], length: int) -> None:
+        items = []
+        for name in names:
+            self.puts += 1
+            items.append(item(name, payload(self.puts, length)))
+        statuses = self.portal.call(self.store.put_many, namespace, items)
+        for put, status in zip(items, statuses, strict=True):
+            if status == Status.OK:
+                self.model[namespace, put.key] = bytes(put.data)
+            else:
+                assert status == Status.CAPACITY_EXHAUSTED
+                assert self.leases, "only leases may keep the store from making room"
+
+    @rule(namespace=namespaces, name=keys)
+    def read(self, namespace: bytes, name: bytes) -> None:
+        found = self.portal.call(get, self.store, name, namespace)
+        if found == Status.NOT_FOUND:
+            self.model.pop((namespace, name), None)
+        else:
+            assert found == self.model[namespace, name]
+
+    @rule(namespace=namespaces, name=keys)
+    def lease(self, namespace: bytes, name: bytes) -> None:
+        (lease,) = self.portal.call(self.store.open_read, namespace, [name])
+        if lease is not None:
+            self.leases.append((lease, self.model[namespace, name]))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.leases:
+            lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+            self.portal.call(lease.release)
+
+    @rule(namespace=namespaces, names=st.lists(keys, max_size=3))
+    def delete(self, namespace: bytes, names: list[bytes]) -> None:
+        async def delete_and_release() -> bytes:
+            async with anyio.create_task_group() as tasks:
+                statuses: list[bytes] = []
+
+                async def delete() -> None:
+                    statuses.append(await self.store.delete_many(namespace, names))
+
+                tasks.start_soon(delete)
+                await checkpoint()  # the delete comes first, and waits if there is a lease
+                for lease, _ in self.leases:
+                    lease.release()
+            return statuses[0]
+
+        statuses = self.portal.call(delete_and_release)
+        self.leases = []
+        for name, status in zip(names, statuses, strict=True):
+            if status == Status.OK:
+                assert (namespace, name) in self.model
+            self.model.pop((namespace, name), None)
+
+    @rule()
+    def flush(self) -> None:
+        self.portal.call(self.store.flush)
+
+    @rule()
+    def restart(self) -> None:
+        self.close()
+        assert check_device(self.device).is_clean
+        self.open()
+
+    @rule()
+    def kill(self) -> None:
+        image = self.stack.enter_context(after_kill(self.device))
+        self.close()
+        self.device = image
+        self.open()
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for lease, expected in self.leases:
+            assert lease_bytes(lease) == expected
+        stats = self.store.stats()
+        assert stats.leases == len(self.leases)
+        assert stats.corrupt_objects == stats.faulted_objects == 0
+        assert self.device.used_bytes() <= stats.used_bytes <= stats.capacity_bytes
+        present = 0
+        for (namespace, name), data in list(self.model.items()):
+            if self.store.exist(namespace, [name]) == bytes([Status.OK]):
+                present += len(data)
+            else:
+                del self.model[namespace, name]
+        assert (stats.objects, stats.object_bytes) == (len(self.model), present)
+
+    def teardown(self) -> None:
+        if hasattr(self, "stack"):
+            self.close()
+            self.stack.close()
+
+
+class TrioStoreMachine(StoreMachine):
+    backend = "trio"
+
+
+SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.timeout(120)
+class TestStoreOnAsyncio(StoreMachine.TestCase):
+    settings = SETTINGS
+
+
+@pytest.mark.timeout(120)
+class TestStoreOnTrio(TrioStoreMachine.TestCase):
+    settings = SETTINGS
