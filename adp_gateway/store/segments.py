@@ -62,20 +62,15 @@ class SegmentStore:
 
     def __init__(
         self,
-        *,
-        device: Device,
-        catalog: Catalog,
-        recovery: RecoveryReport,
-        capacity_bytes: int,
-        layout: Layout,
+        opened: "_Opened",
         config: StoreConfig,
     ) -> None:
-        self._device = device
-        self._catalog = catalog
-        self._recovery = recovery
-        self._capacity_bytes = capacity_bytes
-        self._layout = layout
-        self._max_object_bytes = min(config.max_object_bytes, layout.data_bytes)
+        self._device = opened.device
+        self._catalog = opened.catalog
+        self._recovery = opened.recovery
+        self._capacity_bytes = opened.capacity_bytes
+        self._layout = opened.layout
+        self._max_object_bytes = min(config.max_object_bytes, opened.layout.data_bytes)
         self._is_durable = config.durability == "durable"
         self._transfers = Transfers(config.max_command_bytes)
         self._read_threads = anyio.CapacityLimiter(config.io_threads)
@@ -98,44 +93,14 @@ class SegmentStore:
             UnsupportedFormat: a newer version wrote it.
             StorageError: the directory cannot be used.
         """
-        store = await anyio.to_thread.run_sync(cls._opened, config, device)
+        opened = await anyio.to_thread.run_sync(_open_device, config, device)
+        store = cls(opened, config)
+        logger.info("store opened: %s", store.recovery)
         try:
             yield store
         finally:
             with anyio.CancelScope(shield=True):  # device work only: as bounded as the device is
                 await store._close()
-
-    @classmethod
-    def _opened(cls, config: StoreConfig, device: Device | None) -> "SegmentStore":
-        if device is None:
-            device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes)
-        device.lock()
-        try:
-            catalog, report = recover(device)
-            capacity_bytes = config.capacity_bytes or default_capacity_bytes(
-                free_bytes=device.free_bytes(), used_bytes=catalog.used_bytes
-            )
-            most = capacity_bytes // SEGMENTS_PER_STORE // UNIT_BYTES * UNIT_BYTES
-            layout = Layout(min(config.segment_bytes or default_segment_bytes(capacity_bytes), most))
-            resume(catalog, segment_bytes=layout.segment_bytes)
-            while catalog.used_bytes > capacity_bytes and (
-                victim := choose_victim(catalog.segments.values())
-            ):
-                catalog.doom(victim)
-                remove_files(device, victim, is_durable=True)
-                catalog.doomed.remove(victim)
-        except BaseException:
-            device.close()
-            raise
-        logger.info("store opened: %s", report)
-        return cls(
-            device=device,
-            catalog=catalog,
-            recovery=report,
-            capacity_bytes=capacity_bytes,
-            layout=layout,
-            config=config,
-        )
 
     async def _close(self) -> None:
         await self._write_kills()
@@ -612,3 +577,44 @@ def _entry(segment: Segment, record: Record) -> Entry:
 def _give_back(segment: Segment, records: Iterable[Record]) -> None:
     for record in reversed(list(records)):
         segment.free(record.offset, record.length)
+
+
+@attrs.frozen(kw_only=True)
+class _Opened:
+    """What opening made, in a thread, before there is a store."""
+
+    device: Device
+    catalog: Catalog
+    recovery: RecoveryReport
+    capacity_bytes: int
+    layout: Layout
+
+
+def _open_device(config: StoreConfig, device: Device | None) -> _Opened:
+    """Lock, recover, and keep to the capacity that is configured now. Blocks."""
+    if device is None:
+        device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes)
+    device.lock()
+    try:
+        catalog, report = recover(device)
+        capacity_bytes = config.capacity_bytes or default_capacity_bytes(
+            free_bytes=device.free_bytes(), used_bytes=catalog.used_bytes
+        )
+        most = capacity_bytes // SEGMENTS_PER_STORE // UNIT_BYTES * UNIT_BYTES
+        layout = Layout(min(config.segment_bytes or default_segment_bytes(capacity_bytes), most))
+        resume(catalog, segment_bytes=layout.segment_bytes)
+        while catalog.used_bytes > capacity_bytes and (victim := choose_victim(catalog.segments.values())):
+            catalog.doom(victim)
+            try:
+                remove_files(device, victim, is_durable=True)
+            except StorageError as error:
+                # It counts on, so puts will be refused until it can be removed; reads need not wait for that.
+                logger.warning("segment %d cannot be removed: %s", victim.segment_id, error)
+                break
+            catalog.doomed.remove(victim)
+    except BaseException:
+        device.close()
+        raise
+    return _Opened(
+        device=device, catalog=catalog, recovery=report, capacity_bytes=capacity_bytes, layout=layout
+    )
