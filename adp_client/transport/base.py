@@ -1,0 +1,63 @@
+"""What a link or a session needs from a byte stream, and nothing more.
+
+One task receives and one task sends; the two may run at the same time. Two tasks in the same direction is a
+bug of the caller, and implementations say so (anyio.BusyResourceError) instead of interleaving bytes.
+
+Errors of the stream are OSError. Translating them into the client's vocabulary is the link's business.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import attrs
+
+
+@attrs.frozen
+class FileRange:
+    """Bytes `[offset, offset + length)` of an open file, to be sent without passing through this process."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+Part: TypeAlias = bytes | bytearray | memoryview | FileRange
+
+
+class Transport(Protocol):
+    """A connected, ordered, reliable stream of bytes."""
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        """Receive what is there, at least one byte, into `buffers` in order; returns how many. 0: the end.
+
+        Cancellation: nothing has been received if Cancelled is raised.
+        """
+        ...
+
+    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+        """Fill all of `buffers`. Raises EOFError if the stream ends first.
+
+        Cancellation aborts the stream if bytes have been taken from it. In every case, when this returns or
+        raises, no byte of `buffers` is written any more.
+        """
+        ...
+
+    async def send(self, parts: Sequence[Part]) -> None:
+        """Send all bytes of all `parts`, in order: memory, or ranges of files.
+
+        Cancellation aborts the stream if bytes have been sent (a half frame must not be followed by
+        anything). In every case, when this returns or raises, no byte of `parts` is read any more.
+        """
+        ...
+
+    async def send_file(self, fd: int, offset: int, length: int) -> None:
+        """`send` of one FileRange."""
+        ...
+
+    def abort(self) -> None:
+        """End both directions now. Idempotent, never waits; whoever waits in a method above is woken."""
+        ...
+
+    async def aclose(self) -> None:
+        """Abort, and give back what the stream holds once nobody is inside. Idempotent."""
+        ...

@@ -1,0 +1,55 @@
+"""Where a gateway listens: `tcp://HOST:PORT` or `unix:///absolute/path`."""
+
+from typing import TypeAlias
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class TCPEndpoint:
+    """A host (name, IPv4, or IPv6 without brackets) and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+
+@attrs.frozen(kw_only=True)
+class UnixEndpoint:
+    """The path of a Unix socket."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}"
+
+
+Endpoint: TypeAlias = TCPEndpoint | UnixEndpoint
+
+MAX_UNIX_PATH_BYTES = 107  # sockaddr_un.sun_path, less the closing zero
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """The endpoint that `text` names. Raises ValueError with a sentence that says what is wrong."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in ("tcp", "unix"):
+        raise ValueError(f"{text!r} is neither tcp://HOST:PORT nor unix:///PATH")
+    if scheme == "unix":
+        if not rest.startswith("/"):
+            raise ValueError(f"{text!r}: the path of a Unix socket must be absolute (unix:///PATH)")
+        if "\0" in rest or len(rest.encode()) > MAX_UNIX_PATH_BYTES:
+            raise ValueError(f"{text!r}: a Unix socket's path has at most {MAX_UNIX_PATH_BYTES} bytes")
+        return UnixEndpoint(path=rest)
+    host, _, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets")
+    if not host:
+        raise ValueError(f"{text!r}: no host")
+    if not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
+    return TCPEndpoint(host=host, port=int(port))

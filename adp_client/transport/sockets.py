@@ -1,0 +1,318 @@
+"""The Transport contract over a TCP or Unix socket, the same on asyncio and trio.
+
+Small transfers stay on the event loop: try the system call, and only if it would block wait for readiness.
+With a socket buffer of 200 KiB that costs one trip through the loop for each 200 KiB, which is several times
+slower than the kernel can copy. A transfer of BULK_BYTES or more is therefore pumped by one worker thread,
+which polls the (non-blocking) socket itself; the GIL is released in every system call. The thread never
+parks: when nothing has moved for STALL_SECONDS it hands the rest back to the loop, which waits for
+readiness as usual. So a silent or slow peer costs no thread, and threads can be bounded for a whole process.
+
+Cancelling a bulk transfer: the socket is aborted, and the call waits for the thread to leave. Every system
+call of the thread is non-blocking (sendfile may wait for one disk read) and its poll returns when the socket
+has been shut down, so this wait is short by construction, and needs no limit that would break the promise
+that nobody touches the caller's memory once the call is over.
+"""
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from .base import FileRange, Part
+from .endpoints import Endpoint, UnixEndpoint
+
+BULK_BYTES = 256 << 10  # from here on a worker thread does the copying
+STALL_SECONDS = 0.02  # a thread that moved nothing for so long goes home
+MAX_VIEWS = 512  # pieces in one system call; IOV_MAX is 1024
+SENDFILE_BYTES = 8 << 20  # in one system call, so that abort() is noticed
+KEEPALIVE_IDLE_SECONDS = 30
+KEEPALIVE_INTERVAL_SECONDS = 10
+KEEPALIVE_PROBES = 3
+
+_WOULD_BLOCK = -1
+
+
+class _Incoming:
+    """Memory to fill, and how far it is filled. `step` is one non-blocking system call."""
+
+    events = select.POLLIN
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._views = [view.cast("B") for view in buffers if view.nbytes]
+        self._at = 0
+        self.left_bytes = sum(map(len, self._views))
+        self.has_moved = False
+
+    def step(self, sock: socket.socket) -> int:
+        """Bytes moved; 0: the stream has ended; _WOULD_BLOCK."""
+        at = self._at
+        try:
+            if at + 1 == len(self._views):
+                count = sock.recv_into(self._views[at])
+            else:
+                count = sock.recvmsg_into(self._views[at : at + MAX_VIEWS])[0]
+        except BlockingIOError:
+            return _WOULD_BLOCK
+        if count:
+            self.has_moved = True
+            self.left_bytes -= count
+            self._at = _advance(self._views, at, count)
+        return count
+
+
+class _Outgoing:
+    """Parts to send, and how far they are sent. `step` is one non-blocking system call."""
+
+    events = select.POLLOUT
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._queue: list[list[memoryview] | FileRange] = []
+        self.left_bytes = 0
+        self.has_moved = False
+        for part in parts:
+            if isinstance(part, FileRange):
+                if part.length:
+                    self._queue.append(part)
+                    self.left_bytes += part.length
+                continue
+            view = memoryview(part).cast("B")
+            if not len(view):
+                continue
+            self.left_bytes += len(view)
+            if self._queue and isinstance(self._queue[-1], list):
+                self._queue[-1].append(view)
+            else:
+                self._queue.append([view])
+        self._queue.reverse()
+        self._at = 0
+
+    def step(self, sock: socket.socket) -> int:
+        """Bytes moved; 0 never; _WOULD_BLOCK."""
+        head = self._queue[-1]
+        try:
+            if isinstance(head, FileRange):
+                count = self._send_file(sock, head)
+            else:
+                count = self._send_views(sock, head)
+        except BlockingIOError:
+            return _WOULD_BLOCK
+        self.has_moved = True
+        self.left_bytes -= count
+        return count
+
+    def _send_views(self, sock: socket.socket, views: list[memoryview]) -> int:
+        at = self._at
+        more = len(self._queue) > 1 or at + MAX_VIEWS < len(views)
+        flags = socket.MSG_MORE if more else 0
+        if at + 1 == len(views):
+            count = sock.send(views[at], flags)
+        else:
+            count = sock.sendmsg(views[at : at + MAX_VIEWS], (), flags)
+        self._at = _advance(views, at, count)
+        if self._at == len(views):
+            self._queue.pop()
+            self._at = 0
+        return count
+
+    def _send_file(self, sock: socket.socket, head: FileRange) -> int:
+        count = os.sendfile(sock.fileno(), head.fd, head.offset, min(head.length, SENDFILE_BYTES))
+        if count == 0:
+            raise OSError(errno.EIO, "the file is shorter than the range to send")
+        self._queue.pop()
+        if count < head.length:
+            self._queue.append(FileRange(head.fd, head.offset + count, head.length - count))
+        return count
+
+
+def _advance(views: list[memoryview], at: int, count: int) -> int:
+    """Drop `count` bytes from `views[at:]`; returns the index of the first view with something left."""
+    while count:
+        view = views[at]
+        if count < len(view):
+            views[at] = view[count:]
+            return at
+        count -= len(view)
+        at += 1
+    return at
+
+
+class SocketTransport:
+    """A connected stream socket. Takes ownership: `aclose` closes it.
+
+    `limiter` bounds the worker threads that this and other transports use at the same time; by default each
+    transport has its own two tokens, one for each direction.
+    """
+
+    def __init__(self, sock: socket.socket, *, limiter: anyio.CapacityLimiter | None = None) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        self._sock = sock
+        self._limiter = anyio.CapacityLimiter(2) if limiter is None else limiter
+        self._receiving = anyio.ResourceGuard("receiving from")
+        self._sending = anyio.ResourceGuard("sending to")
+        self._is_aborted = False
+        self._users = 0
+        self._idle: anyio.Event | None = None
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket itself: for its addresses and options, not for its bytes."""
+        return self._sock
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        """See Transport."""
+        with self._receiving, self._Use(self):
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            work = _Incoming(buffers)
+            count = work.step(self._sock)
+            if count != _WOULD_BLOCK:
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+                return count
+            while count == _WOULD_BLOCK:
+                await anyio.wait_readable(self._sock)
+                count = work.step(self._sock)
+            return count
+
+    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+        """See Transport."""
+        with self._receiving, self._Use(self):
+            await self._move(_Incoming(buffers), anyio.wait_readable)
+
+    async def send(self, parts: Sequence[Part]) -> None:
+        """See Transport."""
+        with self._sending, self._Use(self):
+            await self._move(_Outgoing(parts), anyio.wait_writable)
+
+    async def send_file(self, fd: int, offset: int, length: int) -> None:
+        """See Transport."""
+        await self.send([FileRange(fd, offset, length)])
+
+    def abort(self) -> None:
+        """See Transport."""
+        if self._is_aborted:
+            return
+        self._is_aborted = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # not connected any more: what we want
+
+    async def aclose(self) -> None:
+        """See Transport. Shielded: whoever is inside has been woken and leaves by itself."""
+        self.abort()
+        if self._users:
+            if self._idle is None:
+                self._idle = anyio.Event()
+            with anyio.CancelScope(shield=True):
+                await self._idle.wait()
+        self._sock.close()
+
+    class _Use:
+        """Somebody is inside a method; the descriptor must stay open (its number could be another's)."""
+
+        def __init__(self, owner: "SocketTransport") -> None:
+            self._owner = owner
+
+        def __enter__(self) -> None:
+            self._owner._users += 1
+
+        def __exit__(self, *_: object) -> None:
+            owner = self._owner
+            owner._users -= 1
+            if owner._idle is not None and not owner._users:
+                owner._idle.set()
+
+    async def _move(self, work: _Incoming | _Outgoing, wait: Callable[[socket.socket], object]) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            while work.left_bytes:
+                if self._is_aborted:
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "aborted by this side")
+                if work.left_bytes >= BULK_BYTES:
+                    count = await self._hop(work)
+                else:
+                    count = work.step(self._sock)
+                if count == 0:
+                    raise EOFError(f"the stream ended {work.left_bytes} bytes early")
+                if count == _WOULD_BLOCK:
+                    await wait(self._sock)  # type: ignore[misc]
+        except BaseException:
+            if work.has_moved:
+                self.abort()
+            raise
+
+    async def _hop(self, work: _Incoming | _Outgoing) -> int:
+        has_left = threading.Event()
+        try:
+            return await anyio.to_thread.run_sync(
+                self._pump, work, has_left, abandon_on_cancel=True, limiter=self._limiter
+            )
+        except anyio.get_cancelled_exc_class():
+            self.abort()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(has_left.wait)
+            raise
+
+    def _pump(self, work: _Incoming | _Outgoing, has_left: threading.Event) -> int:
+        """In a worker thread: move until done, ended, aborted, or stalled."""
+        try:
+            sock, count = self._sock, _WOULD_BLOCK
+            poller = select.poll()
+            poller.register(sock, work.events)
+            while work.left_bytes and not self._is_aborted:
+                count = work.step(sock)
+                if count == 0:
+                    return 0
+                if count == _WOULD_BLOCK and not poller.poll(STALL_SECONDS * 1000):
+                    return _WOULD_BLOCK
+            return 1
+        finally:
+            has_left.set()
+
+
+async def connect(endpoint: Endpoint, *, limiter: anyio.CapacityLimiter | None = None) -> SocketTransport:
+    """Dial `endpoint`; the first address that answers wins. Raises OSError.
+
+    Takes as long as the system lets it: bound it with `anyio.fail_after`. Cancellation leaves no socket.
+    """
+    if isinstance(endpoint, UnixEndpoint):
+        return SocketTransport(await _dial(socket.AF_UNIX, endpoint.path), limiter=limiter)
+    addresses = await anyio.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    problem: OSError | None = None
+    for family, _kind, _proto, _name, address in addresses:
+        try:
+            return SocketTransport(await _dial(family, address), limiter=limiter)
+        except OSError as exc:
+            problem = exc
+    raise problem or OSError(f"{endpoint} has no address")
+
+
+async def _dial(family: int, address: object) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        try:
+            sock.connect(address)  # type: ignore[arg-type]
+        except BlockingIOError as exc:
+            if exc.errno != errno.EINPROGRESS:
+                raise  # a Unix listener with a full backlog: not "in progress", nothing will wake us
+            await anyio.wait_writable(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code)) from None
+        await anyio.lowlevel.checkpoint()
+    except BaseException:
+        sock.close()
+        raise
+    return sock
