@@ -20,6 +20,7 @@ class ReceiveBuffer:
         self._end = 0
         self._targets: list[memoryview] = []
         self._next_target = 0
+        self.left_bytes = 0  # of the targets
         self._discard: memoryview | None = None
 
     @property
@@ -43,6 +44,7 @@ class ReceiveBuffer:
         if self.is_filled:
             self._end += count
             return
+        self.left_bytes -= count
         while count:
             target = self._targets[self._next_target]
             if count < len(target):
@@ -86,6 +88,7 @@ class ReceiveBuffer:
             if rest:
                 views.append(self._discard[:rest])
         self._targets, self._next_target = views, 0
+        self.left_bytes = sum(map(len, views))
         while self._start < self._end and not self.is_filled:
             target = self._targets[self._next_target]
             count = min(len(target), self._end - self._start)
@@ -96,3 +99,4 @@ class ReceiveBuffer:
     def drop_targets(self) -> None:
         """Forget the targets (they are filled, or the connection is over): no view of them is kept."""
         self._targets, self._next_target = [], 0
+        self.left_bytes = 0

@@ -259,6 +259,11 @@ class Connection:
         """The next bytes go into memory given by `accept_payload`."""
         return self._expected is not None and self._is_accepted and not self._buffer.is_filled
 
+    @property
+    def payload_bytes_left(self) -> int:
+        """How much of the payload that was accepted is not in yet."""
+        return self._buffer.left_bytes
+
     def bytes_received(self, count: int) -> None:
         """`count` bytes are in `receive_buffers()`; 0 means that the peer has closed its side."""
         if count == 0:

@@ -10,6 +10,7 @@ from .errors import LocalProtocolError
 from .messages import (
     Exist,
     ExistReply,
+    Keyed,
     Limits,
     Read,
     ReadItem,
@@ -62,7 +63,7 @@ class Exchange:
             cost = self._ask_write(message, is_final)
         elif isinstance(message, Release):
             self._count_items(len(message.lease_ids))
-        elif hasattr(message, "keys"):
+        elif isinstance(message, Keyed):
             self._check_keys(message.keys)
             self._count_items(len(message.keys))
             if isinstance(message, Read):

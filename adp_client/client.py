@@ -1,0 +1,311 @@
+"""The client: verbs over vectors of keys, on asyncio and on trio.
+
+    async with Client(ClientConfig(endpoint="unix:///run/adp/gateway.sock")) as client:
+        found = await client.exist(namespace, keys)
+
+Entering returns at once; the connection is made in the background and made again whenever it breaks. A verb
+waits for it within its own time. Batches may have any size: they are cut by the limits that the gateway has
+announced, and the results put together again.
+
+Your memory: from the moment a verb returns or raises, cancellation included, the buffers that it was given
+are yours; nobody reads or writes them any more. A cancelled READ or WRITE may take up to
+`Timeouts.release_seconds` to raise, if a transfer is inside that memory; then the connection is cut instead.
+"""
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import attrs
+from typing_extensions import Buffer
+
+from .batches import check_keys
+from .config import ClientConfig
+from .epoch import Epoch
+from .link import Dialer, Link
+from .operations import (
+    UNSETTLED,
+    ControlOperation,
+    Operation,
+    ReadOperation,
+    VectorOperation,
+    WriteOperation,
+)
+from .pending import Outcome, Pending
+from .protocol.errors import (
+    LinkClosed,
+    LinkError,
+    LinkLost,
+    LocalProtocolError,
+    RequestError,
+    RequestTimeout,
+    request_error,
+)
+from .protocol.keys import check_namespace
+from .protocol.messages import Check, Delete, Exist, Fence, Ping
+from .replay import Fate, fate
+from .results import CheckResult, DeleteResult, ExistResult, GatewayInfo, ReadResult, WriteResult
+from .stats import ClientStats
+from .transport.sockets import connect
+
+INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
+MAX_UNREPORTED = 1024  # corrupt objects that wait to be reported
+
+
+class Client:
+    """One gateway. See the module; `dial` and `source` are for tests.
+
+    Belongs to the event loop, thread and process that entered it: any other use raises RuntimeError.
+    """
+
+    def __init__(
+        self, config: ClientConfig, *, dial: Dialer = connect, source: random.Random | None = None
+    ) -> None:
+        self.config = config
+        self._stats = ClientStats()
+        self._dial = dial
+        self._source = random.Random() if source is None else source
+        self._home: tuple[int, int] | None = None
+        self._link: Link | None = None
+        self._damaged: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_UNREPORTED)
+        self._damage = anyio.Event()
+
+    # ------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        if self._home is not None:
+            raise RuntimeError("a Client can be entered once")
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> bool | None:
+        return await self._life.__aexit__(*exc_info)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncGenerator[None]:
+        """A task group wraps every exception in a group. The body's own error is therefore kept out of it,
+        and a lone bug of a background task is unwrapped: `except` clauses see what was raised."""
+        self._home = (os.getpid(), threading.get_ident())
+        self._link = Link(self.config, dial=self._dial, stats=self._stats, source=self._source)
+        error: Exception | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._link.run)
+                tasks.start_soon(self._report_damage)
+                try:
+                    yield
+                except Exception as exc:
+                    error = exc
+                finally:
+                    await self._link.leave()
+                    tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            (first, *others) = group.exceptions
+            if error is not None or others:
+                raise
+            raise first from None
+        if error is not None:
+            raise error
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request could go out now."""
+        return self._link is not None and self._link.epoch is not None
+
+    @property
+    def gateway(self) -> GatewayInfo | None:
+        """The gateway as it introduced itself last; None before the first handshake."""
+        return None if self._link is None else self._link.gateway
+
+    def stats(self) -> ClientStats:
+        """A copy of the counters."""
+        return attrs.evolve(self._stats)
+
+    async def wait_connected(self) -> GatewayInfo:
+        """Wait until the handshake is done. Raises ConnectFailed after `request_seconds`, LinkClosed."""
+        link = self._here()
+        await link.wait_open(anyio.current_time() + self.config.timeouts.request_seconds)
+        assert link.gateway is not None
+        return link.gateway
+
+    def _here(self) -> Link:
+        if self._link is None:
+            raise RuntimeError("use the client inside `async with Client(...) as client`")
+        if self._home != (os.getpid(), threading.get_ident()):
+            raise RuntimeError(
+                "this Client belongs to the thread and process that entered it; "
+                "make one for each event loop (and after fork, in the child)"
+            )
+        if self._link.is_closing:
+            raise LinkClosed("the client is closed")
+        return self._link
+
+    # ------------------------------------------------------------ verbs
+
+    async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> ExistResult:
+        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others."""
+        operation = VectorOperation(Exist, check_namespace(namespace), check_keys(keys))
+        deadline = anyio.current_time() + self.config.timeouts.exist_seconds
+        await self._perform(operation, deadline=deadline)
+        return ExistResult(statuses=bytes(operation.statuses))
+
+    async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
+        """Read object i into `buffers[i]` (writable, contiguous; a larger one gets a prefix).
+
+        An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
+        CORRUPT. After either, and after any error, the content of the buffers is undefined.
+        """
+        keys = check_keys(keys)
+        _same_count(keys, buffers)
+        operation = ReadOperation(check_namespace(namespace), keys, buffers)
+        await self._perform(operation)
+        return ReadResult(statuses=bytes(operation.statuses), lengths=tuple(operation.lengths))
+
+    async def write(
+        self, namespace: bytes, keys: Sequence[bytes], payloads: Sequence[Buffer | Sequence[Buffer]]
+    ) -> WriteResult:
+        """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end."""
+        keys = check_keys(keys)
+        _same_count(keys, payloads)
+        operation = WriteOperation(check_namespace(namespace), keys, payloads)
+        await self._perform(operation)
+        return WriteResult(statuses=bytes(operation.statuses))
+
+    async def delete(self, namespace: bytes, keys: Sequence[bytes]) -> DeleteResult:
+        """Remove objects, each after every outstanding read of it. Raises LinkLost if the connection breaks:
+        a DELETE is never sent twice."""
+        operation = VectorOperation(Delete, check_namespace(namespace), check_keys(keys))
+        await self._perform(operation)
+        return DeleteResult(statuses=bytes(operation.statuses))
+
+    async def check(self, namespace: bytes, keys: Sequence[bytes]) -> CheckResult:
+        """Have the gateway verify objects on its device; damaged ones are dropped there."""
+        operation = VectorOperation(Check, check_namespace(namespace), check_keys(keys))
+        await self._perform(operation)
+        return CheckResult(statuses=bytes(operation.statuses))
+
+    async def fence(self) -> None:
+        """Return when everything that was asked before is done. Nothing asked later starts before that.
+        Raises LinkLost if the connection breaks."""
+        await self._perform(ControlOperation(Fence()))
+
+    async def ping(self) -> float:
+        """Ask the gateway for a sign of life; returns how many seconds it took."""
+        begun = anyio.current_time()
+        await self._perform(ControlOperation(Ping(nonce=self._stats.requests)))
+        return anyio.current_time() - begun
+
+    # ------------------------------------------------------------ how a verb runs
+
+    async def _perform(self, operation: Operation, *, deadline: float | None = None) -> None:
+        link = self._here()
+        await anyio.lowlevel.checkpoint()
+        patience = anyio.current_time() + self.config.timeouts.request_seconds
+        while UNSETTLED in operation.statuses:
+            epoch = await link.wait_open(patience if deadline is None else deadline)
+            requests: list[Pending] = []
+            try:
+                await self._submit(operation, epoch, requests, deadline)
+                while operation.pending_count:
+                    await operation.changed()
+                    await self._verify(operation)
+            except BaseException:
+                await epoch.abandon(operation)
+                raise
+            await self._verify(operation)
+            self._judge(operation, requests, epoch)
+
+    async def _submit(
+        self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float | None
+    ) -> None:
+        limits = epoch.limits
+        if not isinstance(operation, WriteOperation):
+            for pending in operation.requests(limits):
+                pending.deadline = deadline
+                requests.append(pending)
+                epoch.submit(pending)
+            return
+        operation.refuse_oversized(limits)
+        for items in operation.batches(limits):
+            # While this batch is hashed, the one before is on its way.
+            if sum(operation.sizes[item] for item in items) < INLINE_HASH_BYTES:
+                operation.hash(items)
+            else:
+                await anyio.to_thread.run_sync(operation.hash, items)
+            requests.append(operation.request(items, limits))
+            epoch.submit(requests[-1])
+
+    async def _verify(self, operation: Operation) -> None:
+        if not isinstance(operation, ReadOperation) or not operation.landed:
+            return
+        landed, operation.landed = operation.landed, []
+        if not self.config.verify_payloads:
+            return
+        if sum(operation.lengths[item] for item, _ in landed) < INLINE_HASH_BYTES:
+            damaged = operation.verify(landed)
+        else:
+            damaged = await anyio.to_thread.run_sync(operation.verify, landed)
+        if damaged:
+            self._note_damage(operation.namespace, [operation.keys[item] for item in damaged])
+
+    def _judge(self, operation: Operation, requests: list[Pending], epoch: Epoch) -> None:
+        """Return if the call is answered or may be tried again; raise what the caller must know."""
+        refused = [pending for pending in requests if pending.outcome is Outcome.REFUSED]
+        if (
+            refused
+            and len(refused) == len(requests)
+            and all(status == UNSETTLED for status in operation.statuses)
+        ):
+            raise request_error(refused[0].code, retry_after_ms=refused[0].retry_after_ms)
+        for pending in refused:
+            operation.refuse(pending)
+        lost = [pending for pending in requests if pending.outcome is Outcome.LOST]
+        for pending in requests:
+            if pending.error is not None:
+                raise pending.error
+            if pending.outcome is Outcome.EXPIRED:
+                raise RequestTimeout(f"no answer to {operation.verb.name} in time")
+        if not lost:
+            return
+        reason = epoch.ending.reason if epoch.ending is not None else "the gateway is leaving"
+        if self._link is None or self._link.is_closing:
+            raise LinkClosed("the client was closed while the request was under way")
+        was_sent = any(pending.was_sent for pending in lost)
+        if fate(operation.verb, was_sent=was_sent, replays=operation.replays) is Fate.FAIL:
+            raise LinkLost(reason, epoch=epoch.number, maybe_applied=was_sent)
+        operation.replays += was_sent
+        self._stats.replays += was_sent
+
+    # ------------------------------------------------------------ damage
+
+    def _note_damage(self, namespace: bytes, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._stats.objects_corrupt += 1
+            self._stats.checks_dropped += len(self._damaged) == MAX_UNREPORTED
+            self._damaged.append((namespace, key))
+        self._damage.set()
+
+    async def _report_damage(self) -> None:
+        """Ask the gateway to look at objects that arrived damaged, so that it can drop them."""
+        while True:
+            await self._damage.wait()
+            self._damage = anyio.Event()
+            while self._damaged:
+                namespace, key = self._damaged.popleft()
+                try:
+                    await self.check(namespace, [key])
+                except (LinkError, RequestError, RequestTimeout):
+                    self._stats.checks_dropped += 1
+
+
+def _same_count(keys: Sequence[bytes], memory: Sequence[object]) -> None:
+    if len(keys) != len(memory):
+        raise LocalProtocolError(f"{len(keys)} keys and {len(memory)} buffers")

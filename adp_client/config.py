@@ -1,0 +1,68 @@
+"""How a client is set up. Frozen, checked at construction; `structuring.structure` makes it from data."""
+
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from .transport.endpoints import parse_endpoint
+
+
+def _positive(default: float) -> Any:
+    return attrs.field(default=default, validator=[validators.gt(0), validators.le(86400)])
+
+
+@attrs.frozen(kw_only=True)
+class Timeouts:
+    """Limits in seconds, each for one thing."""
+
+    #: Dial and handshake together, one attempt.
+    connect_seconds: float = _positive(5.0)
+    #: EXIST, from the call to its answer. When it passes, the connection is given up and opened anew.
+    exist_seconds: float = _positive(2.0)
+    #: Any other request, from its sending to its answer; and how long a verb waits for a connection.
+    request_seconds: float = _positive(30.0)
+    #: A connection that has said nothing for so long is pinged, and has as long again to answer.
+    idle_ping_seconds: float = _positive(10.0)
+    #: How long a cancelled verb waits for a transfer that is inside its memory before the connection is cut.
+    release_seconds: float = _positive(2.0)
+    #: How long closing the client waits for the gateway's last answers.
+    goodbye_seconds: float = _positive(1.0)
+
+
+@attrs.frozen(kw_only=True)
+class BackoffConfig:
+    """Time between attempts to connect: `initial * factor**n`, at most `cap`, then jitter.
+
+    The jitter comes after the cap, so that clients that have all reached it do not fall into step: the
+    delay is drawn from `[(1 - jitter) * d, d]`.
+    """
+
+    initial_seconds: float = _positive(0.05)
+    factor: float = attrs.field(default=2.0, validator=[validators.ge(1), validators.le(100)])
+    cap_seconds: float = _positive(5.0)
+    jitter: float = attrs.field(default=1.0, validator=[validators.ge(0), validators.le(1)])
+
+    def problems(self) -> list[str]:
+        """What is wrong between fields."""
+        if self.cap_seconds < self.initial_seconds:
+            return ["cap_seconds is less than initial_seconds"]
+        return []
+
+
+def _endpoint(_instance: object, _attribute: object, value: str) -> None:
+    parse_endpoint(value)
+
+
+@attrs.frozen(kw_only=True)
+class ClientConfig:
+    """One gateway, and how to treat it."""
+
+    #: `tcp://HOST:PORT` or `unix:///absolute/path`.
+    endpoint: str = attrs.field(validator=_endpoint)
+    #: Shown to the gateway in the handshake; kept out of repr and logs.
+    token: str | None = attrs.field(default=None, repr=False)
+    timeouts: Timeouts = attrs.field(factory=Timeouts)
+    backoff: BackoffConfig = attrs.field(factory=BackoffConfig)
+    #: Check the XXH3-64 of every object that was read. A mismatch is a CORRUPT item, never bytes.
+    verify_payloads: bool = True

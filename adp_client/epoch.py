@@ -1,0 +1,444 @@
+"""One incarnation of a link: a connection from its handshake to its end.
+
+    reader   the only task that receives; hands results to operations
+    writer   the only task that sends; takes requests from the queues as the window allows
+    clock    sleeps until a deadline passes or the peer has been silent for too long
+
+Callers own none of these. A caller that is cancelled never reaches the socket: its requests are withdrawn if
+unsent, or their answers drained. Only if a transfer is inside its memory right now does it wait, within
+`release_seconds`, for that one frame.
+
+Trouble ends the epoch: `end` notes the reason, aborts the socket (nothing is drained: the peer may be gone)
+and cancels the three tasks. Their task group therefore only ever raises bugs. When they have left, every
+request that is still open is told LOST (or EXPIRED), so nobody waits for an epoch that is over.
+"""
+
+from collections import deque
+
+import anyio
+import attrs
+
+from .config import Timeouts
+from .operations import Operation, ReadOperation
+from .pending import Outcome, Pending
+from .protocol.connection import Connection
+from .protocol.constants import ErrorCode, Opcode
+from .protocol.errors import LinkRefused, LocalProtocolError, RemoteProtocolError
+from .protocol.events import (
+    Event,
+    NoticeReceived,
+    PayloadExpected,
+    PeerClosed,
+    ReplyReceived,
+    RequestExpired,
+)
+from .protocol.messages import (
+    Credit,
+    ErrorMessage,
+    ExistReply,
+    Goodbye,
+    GoodbyeReply,
+    Notice,
+    Ping,
+    ReadRegionReply,
+    ReadReply,
+    Reply,
+    StatusReply,
+)
+from .stats import ClientStats
+from .transport.base import Transport
+
+RECEIVE_BYTES = 4 << 20  # payload taken in one go; what has landed is verified while the next part comes
+
+_FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING)
+
+
+@attrs.frozen
+class Ending:
+    """Why an epoch is over. `error` is what the peer or the system said, if anybody did."""
+
+    reason: str
+    error: Exception | None = None
+
+
+class Epoch:
+    """See the module. Made by the link after the handshake; `run` once."""
+
+    def __init__(
+        self,
+        number: int,
+        transport: Transport,
+        connection: Connection,
+        *,
+        timeouts: Timeouts,
+        stats: ClientStats,
+    ) -> None:
+        self.number = number
+        self.limits = connection.limits
+        self.is_open = True
+        self.has_exchanged = False
+        self.ending: Ending | None = None
+        self._transport = transport
+        self._connection = connection
+        self._timeouts = timeouts
+        self._stats = stats
+        self._scope: anyio.CancelScope | None = None
+        self._requests: dict[int, Pending] = {}
+        self._expired: set[int] = set()
+        self._first: deque[Pending] = deque()  # lookups and reads: somebody waits for a token
+        self._later: deque[Pending] = deque()  # writes, deletes, fences: in order among themselves
+        self._fences = 0  # in `_later`; while there is one, everything goes behind it
+        self._ping_id: int | None = None
+        self._wants_ping = False
+        self._goodbye: Goodbye | None = None
+        self._work = anyio.Event()
+        self._time = anyio.Event()
+        self._memory = anyio.Event()
+        self._sleeps_until = float("inf")
+        self._heard_at = anyio.current_time()
+        self._landing: Operation | None = None
+        self._sending: Operation | None = None
+
+    @property
+    def open_count(self) -> int:
+        """Requests that are queued or unanswered."""
+        return len(self._requests) + len(self._first) + len(self._later)
+
+    # ------------------------------------------------------------ what callers do
+
+    def submit(self, pending: Pending) -> None:
+        """Queue a request. Never waits; the outcome is told to its operation, always."""
+        pending.operation.pending_count += 1
+        if not self.is_open:
+            pending.finish(Outcome.LOST)
+            return
+        is_first = pending.operation.verb in _FIRST and not self._fences
+        (self._first if is_first else self._later).append(pending)
+        self._fences += pending.operation.verb is Opcode.FENCE
+        self._work.set()
+        if pending.deadline is not None:
+            self._wake_clock(pending.deadline)
+
+    async def abandon(self, operation: Operation) -> None:
+        """The caller leaves: forget what is unsent, drain what will be answered, and return once nobody
+        touches the operation's memory. Shielded; the wait for a transfer has a limit."""
+        operation.is_abandoned = True
+        for queue in (self._first, self._later):
+            for pending in [pending for pending in queue if pending.operation is operation]:
+                self._drop(queue, pending)
+                pending.finish(Outcome.WITHDRAWN)
+        with anyio.move_on_after(self._timeouts.release_seconds, shield=True):
+            await self._untouched(operation)
+            return
+        self.end("a cancelled transfer did not finish in time")
+        with anyio.CancelScope(shield=True):
+            await self._untouched(operation)
+
+    async def _untouched(self, operation: Operation) -> None:
+        while operation in (self._landing, self._sending):
+            await self._memory.wait()
+
+    def say_goodbye(self) -> None:
+        """No more requests from here; the epoch ends when everything has been answered."""
+        self._leave(Goodbye())
+
+    def end(self, reason: str, error: Exception | None = None) -> None:
+        """Stop now. Never waits; the first reason stays."""
+        if self.ending is not None:
+            return
+        self.ending = Ending(reason, error)
+        self.is_open = False
+        self._transport.abort()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    # ------------------------------------------------------------ what the link does
+
+    async def run(self) -> None:
+        """Live until `end`. Afterwards every request has an outcome and the transport is closed."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._scope = tasks.cancel_scope
+                if self.ending is not None:
+                    self._scope.cancel()
+                tasks.start_soon(self._read)
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._keep_time)
+        finally:
+            self.end("closed")
+            self._settle()
+            with anyio.CancelScope(shield=True):
+                await self._transport.aclose()
+
+    def _settle(self) -> None:
+        for request_id, pending in self._requests.items():
+            pending.finish(Outcome.EXPIRED if request_id in self._expired else Outcome.LOST)
+        for pending in (*self._first, *self._later):
+            pending.finish(Outcome.LOST)
+        self._requests.clear()
+        self._first.clear()
+        self._later.clear()
+
+    # ------------------------------------------------------------ reader
+
+    async def _read(self) -> None:
+        try:
+            while self.ending is None:
+                event = self._connection.next_event()
+                if event is None:
+                    count = await self._transport.receive_some(self._connection.receive_buffers())
+                    self._heard(count)
+                elif isinstance(event, PayloadExpected):
+                    await self._receive_payload(event)
+                else:
+                    self._handle(event)
+        except RemoteProtocolError as exc:
+            self.end(f"the gateway broke the protocol: {exc}", exc)
+        except (OSError, EOFError) as exc:
+            self.end(f"connection lost: {exc}", exc)
+
+    def _heard(self, count: int) -> None:
+        self._heard_at = anyio.current_time()
+        self._connection.bytes_received(count)
+
+    async def _receive_payload(self, event: PayloadExpected) -> None:
+        """Straight into the caller's memory, or to nowhere if the caller has left."""
+        pending, reply = self._requests[event.request_id], event.message
+        operation = pending.operation
+        if not isinstance(operation, ReadOperation) or operation.is_abandoned:
+            self._connection.accept_payload([None] * len(event.lengths))
+            await self._receive_rest(None, event)
+            return
+        assert isinstance(reply, ReadReply)
+        self._landing = operation
+        try:
+            self._connection.accept_payload(operation.targets(pending, reply))
+            await self._receive_rest(pending, event)
+        finally:
+            self._landing = None
+            self._tell_memory()
+
+    async def _receive_rest(self, pending: Pending | None, event: PayloadExpected) -> None:
+        """All of a payload, in parts of about RECEIVE_BYTES, so that verifying can begin."""
+        done, end = 0, event.lengths[0]
+        left = sum(event.lengths)
+        total = left
+        while True:
+            left = self._connection.payload_bytes_left
+            first = done
+            while done < len(event.lengths) and end <= total - left:
+                done += 1
+                if done < len(event.lengths):
+                    end += event.lengths[done]
+            if pending is not None and done > first:
+                assert isinstance(pending.operation, ReadOperation)
+                assert isinstance(event.message, ReadReply)
+                pending.operation.land(pending, event.message, first, done - first)
+                pending.operation.notify()
+            if not left:
+                break
+            part, size = [], 0
+            for view in self._connection.receive_buffers():
+                part.append(view)
+                size += len(view)
+                if size >= RECEIVE_BYTES:
+                    break
+            await self._transport.receive_exactly(part)
+            self._heard(size)
+        if pending is not None:
+            self._stats.bytes_read += total
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case ReplyReceived():
+                self._take_reply(event)
+            case NoticeReceived():
+                self._take_notice(event.notice)
+            case RequestExpired():
+                self._expire(event.request_id)
+            case PeerClosed():
+                self.end("the gateway closed the connection")
+            case _:
+                raise AssertionError(f"not an event of a client: {event!r}")
+
+    def _take_reply(self, event: ReplyReceived) -> None:
+        if isinstance(event.message, GoodbyeReply):
+            self.end("goodbye")
+            return
+        if event.is_final:
+            self.has_exchanged = True
+            self._work.set()  # the window has room
+        if event.request_id == self._ping_id:
+            self._ping_id = None
+            self._time.set()
+            return
+        pending = self._requests[event.request_id]
+        operation = pending.operation
+        if not operation.is_abandoned:
+            self._note(pending, event.message)
+        if event.is_final:
+            del self._requests[event.request_id]
+            self._stats.replies += 1
+            self._stats.replies_abandoned += operation.is_abandoned
+            pending.finish(Outcome.ANSWERED if pending.code is ErrorCode.OK else Outcome.REFUSED)
+
+    def _note(self, pending: Pending, reply: Reply) -> None:
+        if isinstance(reply, (StatusReply, ExistReply, ReadReply, ReadRegionReply)) and reply.status:
+            pending.code = reply.status
+            pending.retry_after_ms = reply.retry_after_ms
+            return
+        if isinstance(reply, ReadReply):
+            assert isinstance(pending.operation, ReadOperation)
+            if not any(row.length for row in reply.items):  # otherwise it has landed with its payload
+                pending.operation.land(pending, reply, 0, len(reply.items))
+            pending.operation.notify()
+        else:
+            pending.operation.take(pending, reply)
+
+    def _take_notice(self, notice: Notice) -> None:
+        match notice:
+            case Credit():
+                self._work.set()
+            case Goodbye():  # it drains: what was sent is answered, the rest goes to the next epoch
+                self._leave(Goodbye())
+                for pending in (*self._first, *self._later):
+                    pending.finish(Outcome.LOST)
+                self._first.clear()
+                self._later.clear()
+            case ErrorMessage():
+                refusal = LinkRefused(notice.code, notice.text)
+                self.end(str(refusal), refusal)
+
+    def _expire(self, request_id: int) -> None:
+        self._stats.timeouts += 1
+        self._expired.add(request_id)
+        pending = self._requests.get(request_id)
+        what = "a ping or goodbye" if pending is None else pending.operation.verb.name
+        self.end(f"no answer to {what} in time")
+
+    # ------------------------------------------------------------ writer
+
+    async def _write(self) -> None:
+        try:
+            while self.ending is None:
+                if self._wants_ping and self._connection.fits(0):
+                    await self._send_ping()
+                elif (pending := self._next_request()) is not None:
+                    await self._send(pending)
+                elif self._goodbye is not None and not self.open_count:
+                    await self._send_goodbye(self._goodbye)
+                else:
+                    self._work = anyio.Event()
+                    await self._work.wait()
+        except OSError as exc:
+            self.end(f"connection lost: {exc}", exc)
+
+    def _next_request(self) -> Pending | None:
+        """What may go now. Lookups and reads go first; what does not fit waits for room, and writes do
+        not slip past a read that waits."""
+        for queue in (self._first, self._later):
+            if queue:
+                pending = queue[0]
+                if not self._connection.fits(pending.cost_bytes):
+                    return None
+                self._drop(queue, pending)
+                return pending
+        return None
+
+    def _drop(self, queue: deque[Pending], pending: Pending) -> None:
+        queue.remove(pending)
+        self._fences -= pending.operation.verb is Opcode.FENCE
+
+    async def _send(self, pending: Pending) -> None:
+        """Begin and finish one request: all of its frames, whatever its caller does meanwhile."""
+        deadline = pending.deadline
+        if deadline is None:
+            deadline = anyio.current_time() + self._timeouts.request_seconds
+        request_id: int | None = None
+        last = len(pending.frames) - 1
+        self._sending = pending.operation
+        try:
+            for position, frame in enumerate(pending.frames):
+                request_id, raw = self._connection.request(
+                    frame.message, request_id=request_id, is_final=position == last, deadline=deadline
+                )
+                if not pending.was_sent:
+                    self._requests[request_id] = pending
+                    pending.was_sent = True
+                    self._stats.requests += 1
+                    self._wake_clock(deadline)
+                await self._transport.send([raw, *frame.payload])
+                self._stats.bytes_written += sum(map(len, frame.payload))
+        except LocalProtocolError as exc:
+            if pending.was_sent:
+                self.end("the gateway is leaving")  # it said so between two frames of this request
+            pending.error = exc
+            pending.finish(Outcome.UNSAYABLE)
+        finally:
+            self._sending = None
+            self._tell_memory()
+
+    async def _send_ping(self) -> None:
+        self._wants_ping = False
+        deadline = anyio.current_time() + self._timeouts.idle_ping_seconds
+        self._ping_id, raw = self._connection.request(Ping(nonce=self.number), deadline=deadline)
+        self._wake_clock(deadline)
+        await self._transport.send([raw])
+
+    async def _send_goodbye(self, goodbye: Goodbye) -> None:
+        self._goodbye = None
+        deadline = anyio.current_time() + self._timeouts.goodbye_seconds
+        _, raw = self._connection.request(goodbye, deadline=deadline)
+        self._wake_clock(deadline)
+        await self._transport.send([raw])
+
+    def _leave(self, goodbye: Goodbye) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._goodbye = goodbye
+            self._work.set()
+
+    def _tell_memory(self) -> None:
+        self._memory.set()
+        self._memory = anyio.Event()
+
+    # ------------------------------------------------------------ clock
+
+    async def _keep_time(self) -> None:
+        while self.ending is None:
+            now = anyio.current_time()
+            self._connection.handle_timeout(now)
+            while (event := self._connection.next_event()) is not None:
+                self._handle(event)  # only RequestExpired: the reader takes all others as they come in
+            self._expire_queued(now)
+            self._ping_if_silent(now)
+            self._sleeps_until = self._next_time()
+            self._time = anyio.Event()
+            with anyio.CancelScope(deadline=self._sleeps_until):
+                await self._time.wait()
+
+    def _wake_clock(self, deadline: float) -> None:
+        if deadline < self._sleeps_until:
+            self._time.set()
+
+    def _next_time(self) -> float:
+        times = [pending.deadline for pending in self._first if pending.deadline is not None]
+        deadline = self._connection.next_deadline()
+        if deadline is not None:
+            times.append(deadline)
+        if self._ping_id is None and not self._wants_ping:
+            times.append(self._heard_at + self._timeouts.idle_ping_seconds)
+        return min(times, default=float("inf"))
+
+    def _expire_queued(self, now: float) -> None:
+        """A request that waited for room until its deadline: the link is not to blame."""
+        for pending in [p for p in self._first if p.deadline is not None and p.deadline <= now]:
+            self._drop(self._first, pending)
+            self._stats.timeouts += 1
+            pending.finish(Outcome.EXPIRED)
+
+    def _ping_if_silent(self, now: float) -> None:
+        silent_seconds = now - self._heard_at
+        if silent_seconds >= self._timeouts.idle_ping_seconds and self._ping_id is None:
+            self._wants_ping = True
+            self._work.set()

@@ -1,0 +1,294 @@
+"""A verb's call: its items, what is known about each, and the requests that ask for the rest.
+
+An operation outlives connections. `requests(limits)` cuts whatever is not settled yet into requests for the
+gateway that is there now; replies are taken as they come, in parts and in any order. The task that made the
+call drives it (`client`); the reader only notes results and wakes that task.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import anyio
+import xxhash
+from typing_extensions import Buffer
+
+from .batches import cut, group_by_width, max_batch_bytes, max_batch_items
+from .pending import Frame, Pending
+from .protocol.constants import ErrorCode, Opcode
+from .protocol.errors import LocalProtocolError
+from .protocol.messages import (
+    Check,
+    Delete,
+    Exist,
+    ExistReply,
+    Fence,
+    Limits,
+    Ping,
+    Read,
+    ReadReply,
+    Reply,
+    StatusReply,
+    Write,
+    WriteItem,
+)
+
+UNSETTLED = 255
+_READ_ROW_BYTES = 4
+_WRITE_ROW_BYTES = 24
+
+
+class Operation:
+    """Common to all verbs. `statuses` holds an ErrorCode for each item, or UNSETTLED."""
+
+    verb: Opcode
+
+    def __init__(self, namespace: bytes, keys: tuple[bytes, ...], *, count: int | None = None) -> None:
+        self.namespace = namespace
+        self.keys = keys
+        self.statuses = bytearray([UNSETTLED]) * (len(keys) if count is None else count)
+        self.pending_count = 0
+        self.replays = 0
+        self.is_abandoned = False
+        self._changed = anyio.Event()
+
+    def notify(self) -> None:
+        """Wake the task that drives this operation."""
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Wait for the next `notify`. Told once for any number of them."""
+        await self._changed.wait()
+        self._changed = anyio.Event()
+
+    def unsettled(self) -> Sequence[int]:
+        """Items about which nothing is known yet."""
+        count = len(self.statuses)
+        if self.statuses.count(UNSETTLED) == count:
+            return range(count)
+        return [item for item in range(count) if self.statuses[item] == UNSETTLED]
+
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """Requests for the unsettled items, within `limits`."""
+        raise NotImplementedError
+
+    def take(self, pending: Pending, reply: Reply) -> None:
+        """Note what one frame of a reply says."""
+        if isinstance(reply, (StatusReply, ExistReply)):
+            items, first = pending.items, reply.first
+            if isinstance(items, range):
+                start = items.start + first
+                self.statuses[start : start + len(reply.statuses)] = reply.statuses
+            else:
+                for position, status in enumerate(reply.statuses, first):
+                    self.statuses[items[position]] = status
+
+    def refuse(self, pending: Pending) -> None:
+        """The gateway said no to the whole of `pending`."""
+        for item in pending.items:
+            self.statuses[item] = pending.code
+
+    def _batches(self, limits: Limits) -> Iterator[tuple[Sequence[int], tuple[bytes, ...]]]:
+        """For verbs without payload: runs of items and their keys."""
+        for group in group_by_width(self.keys, self.unsettled()):
+            if not group:
+                continue
+            most = max_batch_items(limits, self._width(group, limits), 0)
+            for start in range(0, len(group), most):
+                items = group[start : start + most]
+                yield items, self._keys_of(items)
+
+    def _keys_of(self, items: Sequence[int]) -> tuple[bytes, ...]:
+        if isinstance(items, range):
+            return self.keys[items.start : items.stop]
+        return tuple(self.keys[item] for item in items)
+
+    def _width(self, group: Sequence[int], limits: Limits) -> int:
+        width = len(self.keys[group[0]])
+        if width > limits.max_key_bytes:
+            raise LocalProtocolError(f"a key of {width} bytes; the gateway takes {limits.max_key_bytes}")
+        return width
+
+
+class VectorOperation(Operation):
+    """EXIST, DELETE or CHECK: keys in, statuses out."""
+
+    def __init__(
+        self, message: type[Exist | Delete | Check], namespace: bytes, keys: tuple[bytes, ...]
+    ) -> None:
+        super().__init__(namespace, keys)
+        self.verb = {Exist: Opcode.EXIST, Delete: Opcode.DELETE, Check: Opcode.CHECK}[message]
+        self._message = message
+
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """See Operation."""
+        for items, keys in self._batches(limits):
+            message = self._message(namespace=self.namespace, keys=keys)
+            yield Pending(operation=self, items=items, frames=[Frame(message)])
+
+
+class ControlOperation(Operation):
+    """FENCE or PING: one request, no items; its one status is OK once it has been answered."""
+
+    def __init__(self, message: Fence | Ping) -> None:
+        super().__init__(b"", (), count=1)
+        self.verb = Opcode.FENCE if isinstance(message, Fence) else Opcode.PING
+        self._message = message
+
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """See Operation."""
+        yield Pending(operation=self, items=range(1), frames=[Frame(self._message)])
+
+    def take(self, pending: Pending, reply: Reply) -> None:
+        """See Operation."""
+        self.statuses[0] = ErrorCode.OK
+
+
+class ReadOperation(Operation):
+    """READ into the caller's memory. `landed` collects items whose bytes are in but not verified."""
+
+    verb = Opcode.READ
+
+    def __init__(self, namespace: bytes, keys: tuple[bytes, ...], buffers: Sequence[Buffer]) -> None:
+        super().__init__(namespace, keys)
+        self.views = [writable_view(buffer) for buffer in buffers]
+        self.lengths = [0] * len(keys)
+        self.landed: list[tuple[int, int]] = []  # item, checksum
+
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """See Operation. Memory beyond the largest object is not offered, it would only fill the window."""
+        largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
+        sizes = [min(len(view), largest) for view in self.views]
+        for group in group_by_width(self.keys, self.unsettled()):
+            if not group:
+                continue
+            most = max_batch_items(limits, self._width(group, limits), _READ_ROW_BYTES)
+            for items in cut(group, sizes.__getitem__, max_items=most, max_bytes=max_batch_bytes(limits)):
+                capacities = tuple(sizes[item] for item in items)
+                message = Read(namespace=self.namespace, keys=self._keys_of(items), capacities=capacities)
+                yield Pending(
+                    operation=self, items=items, frames=[Frame(message)], cost_bytes=sum(capacities)
+                )
+
+    def targets(self, pending: Pending, reply: ReadReply) -> list[memoryview]:
+        """Where the payload of `reply` belongs."""
+        views, items = self.views, pending.items
+        return [views[items[row.index]][row.offset : row.offset + row.length] for row in reply.items]
+
+    def land(self, pending: Pending, reply: ReadReply, first: int, count: int) -> None:
+        """Rows `[first, first + count)` of `reply` are in place."""
+        for row in reply.items[first : first + count]:
+            if row.offset + row.length == row.object_bytes:
+                item = pending.items[row.index]
+                self.statuses[item] = row.status
+                self.lengths[item] = row.object_bytes
+                if row.status is ErrorCode.OK:
+                    self.landed.append((item, row.checksum))
+
+    def verify(self, landed: Iterable[tuple[int, int]]) -> list[int]:
+        """Which of `landed` are not what their writer stored; they become CORRUPT. Runs in any thread."""
+        damaged = []
+        for item, checksum in landed:
+            if xxhash.xxh3_64_intdigest(self.views[item][: self.lengths[item]]) != checksum:
+                self.statuses[item] = ErrorCode.CORRUPT
+                self.lengths[item] = 0
+                damaged.append(item)
+        return damaged
+
+
+class WriteOperation(Operation):
+    """WRITE from the caller's memory; each object is one buffer or a list of them."""
+
+    verb = Opcode.WRITE
+
+    def __init__(
+        self, namespace: bytes, keys: tuple[bytes, ...], payloads: Sequence[Buffer | Sequence[Buffer]]
+    ) -> None:
+        super().__init__(namespace, keys)
+        self.pieces = [readable_views(payload) for payload in payloads]
+        self.sizes = [sum(map(len, pieces)) for pieces in self.pieces]
+        self.checksums: list[int | None] = [None] * len(keys)
+
+    def refuse_oversized(self, limits: Limits) -> None:
+        """Objects that this gateway cannot hold are TOO_LARGE without asking."""
+        largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
+        for item, size in enumerate(self.sizes):
+            if size > largest and self.statuses[item] == UNSETTLED:
+                self.statuses[item] = ErrorCode.TOO_LARGE
+
+    def batches(self, limits: Limits) -> Iterator[Sequence[int]]:
+        """Runs of items for one request each. An object above the frame limit gets its own request, whose
+        frames all belong to it; every other request is one frame, so a cancelled call never leaves a
+        request half said."""
+        for group in group_by_width(self.keys, self.unsettled()):
+            if not group:
+                continue
+            most = max_batch_items(limits, self._width(group, limits), _WRITE_ROW_BYTES)
+            most_bytes = min(limits.max_payload_bytes, max_batch_bytes(limits))
+            yield from cut(group, self.sizes.__getitem__, max_items=most, max_bytes=most_bytes)
+
+    def hash(self, items: Iterable[int]) -> None:
+        """Make the checksums of `items`. Runs in any thread."""
+        for item in items:
+            if self.checksums[item] is None:
+                digest = xxhash.xxh3_64()
+                for piece in self.pieces[item]:
+                    digest.update(piece)
+                self.checksums[item] = digest.intdigest()
+
+    def request(self, items: Sequence[int], limits: Limits) -> Pending:
+        """The request for `items`, whose checksums are there."""
+        total = sum(self.sizes[item] for item in items)
+        if total <= limits.max_payload_bytes:
+            frames = [self._frame(items)]
+        else:
+            frames = list(self._frames_of_one(items[0], limits.max_payload_bytes))
+        return Pending(operation=self, items=items, frames=frames, cost_bytes=total)
+
+    def _frame(self, items: Sequence[int]) -> Frame:
+        rows = tuple(self._row(item, 0, self.sizes[item]) for item in items)
+        message = Write(namespace=self.namespace, keys=self._keys_of(items), items=rows)
+        return Frame(message, [piece for item in items for piece in self.pieces[item]])
+
+    def _frames_of_one(self, item: int, max_payload_bytes: int) -> Iterator[Frame]:
+        keys, size = (self.keys[item],), self.sizes[item]
+        for offset in range(0, size, max_payload_bytes):
+            length = min(max_payload_bytes, size - offset)
+            message = Write(namespace=self.namespace, keys=keys, items=(self._row(item, offset, length),))
+            yield Frame(message, slice_views(self.pieces[item], offset, length))
+
+    def _row(self, item: int, offset: int, length: int) -> WriteItem:
+        checksum = self.checksums[item]
+        assert checksum is not None
+        return WriteItem(object_bytes=self.sizes[item], offset=offset, length=length, checksum=checksum)
+
+
+def writable_view(buffer: Buffer) -> memoryview:
+    """`buffer` as bytes to fill. Raises LocalProtocolError if it cannot be."""
+    view = memoryview(buffer)
+    if view.readonly or not view.c_contiguous:
+        raise LocalProtocolError("memory to read into must be writable and contiguous")
+    return view.cast("B")
+
+
+def readable_views(payload: Buffer | Sequence[Buffer]) -> list[memoryview]:
+    """The pieces of one object as bytes, empty ones left out."""
+    pieces: Sequence[Buffer] = payload if isinstance(payload, (list, tuple)) else [payload]  # type: ignore[list-item]
+    views = [memoryview(piece) for piece in pieces]
+    if not all(view.c_contiguous for view in views):
+        raise LocalProtocolError("memory to write from must be contiguous")
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def slice_views(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
+    """Bytes `[offset, offset + length)` of `views` laid end to end."""
+    found = []
+    for view in views:
+        if offset >= len(view):
+            offset -= len(view)
+            continue
+        piece = view[offset : offset + length]
+        found.append(piece)
+        length -= len(piece)
+        offset = 0
+        if not length:
+            break
+    return found

@@ -1,0 +1,65 @@
+"""What the verbs return. A miss is a value: look at `statuses`, one ErrorCode byte for each key, in order."""
+
+import attrs
+
+from .protocol.constants import ErrorCode
+from .protocol.messages import Limits
+
+
+@attrs.frozen(kw_only=True)
+class BatchResult:
+    """The outcome of each item of a call."""
+
+    statuses: bytes
+
+    @property
+    def leading_ok(self) -> int:
+        """How many items from the first on are OK without a gap: the usable prefix."""
+        return len(self.statuses) - len(self.statuses.lstrip(b"\0"))
+
+    @property
+    def count_ok(self) -> int:
+        """How many items are OK."""
+        return self.statuses.count(ErrorCode.OK)
+
+    @property
+    def is_all_ok(self) -> bool:
+        """Whether every item is OK."""
+        return self.count_ok == len(self.statuses)
+
+
+@attrs.frozen(kw_only=True)
+class ExistResult(BatchResult):
+    """OK: it is there. NOT_FOUND: it is not."""
+
+
+@attrs.frozen(kw_only=True)
+class ReadResult(BatchResult):
+    """`lengths[i]` bytes of buffer i are the object, if its status is OK; other buffers hold no object."""
+
+    lengths: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class WriteResult(BatchResult):
+    """OK: stored, and visible to every READ from now on."""
+
+
+@attrs.frozen(kw_only=True)
+class DeleteResult(BatchResult):
+    """OK: gone. NOT_FOUND: it was not there."""
+
+
+@attrs.frozen(kw_only=True)
+class CheckResult(BatchResult):
+    """OK: whole. CORRUPT: it was damaged, and has been dropped."""
+
+
+@attrs.frozen(kw_only=True)
+class GatewayInfo:
+    """The gateway at the other end, as it introduced itself. Another `boot_id`: it has been restarted."""
+
+    boot_id: bytes
+    agent: str
+    limits: Limits
+    epoch: int
