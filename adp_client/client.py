@@ -165,8 +165,12 @@ class Client:
         """
         keys = check_keys(keys)
         _same_count(keys, buffers)
-        operation = ReadOperation(check_namespace(namespace), keys, buffers)
+        operation = ReadOperation(
+            check_namespace(namespace), keys, buffers, is_verified=self.config.verify_payloads
+        )
         await self._perform(operation)
+        if operation.damaged:
+            self._note_damage(namespace, [keys[item] for item in operation.damaged])
         return ReadResult(statuses=bytes(operation.statuses), lengths=tuple(operation.lengths))
 
     async def write(
@@ -216,11 +220,9 @@ class Client:
                 await self._submit(operation, epoch, requests, deadline)
                 while operation.pending_count:
                     await operation.changed()
-                    await self._verify(operation)
             except BaseException:
                 await epoch.abandon(operation)
                 raise
-            await self._verify(operation)
             self._judge(operation, requests, epoch)
 
     async def _submit(
@@ -242,19 +244,6 @@ class Client:
                 await anyio.to_thread.run_sync(operation.hash, items)
             requests.append(operation.request(items, limits))
             epoch.submit(requests[-1])
-
-    async def _verify(self, operation: Operation) -> None:
-        if not isinstance(operation, ReadOperation) or not operation.landed:
-            return
-        landed, operation.landed = operation.landed, []
-        if not self.config.verify_payloads:
-            return
-        if sum(operation.lengths[item] for item, _ in landed) < INLINE_HASH_BYTES:
-            damaged = operation.verify(landed)
-        else:
-            damaged = await anyio.to_thread.run_sync(operation.verify, landed)
-        if damaged:
-            self._note_damage(operation.namespace, [operation.keys[item] for item in damaged])
 
     def _judge(self, operation: Operation, requests: list[Pending], epoch: Epoch) -> None:
         """Return if the call is answered or may be tried again; raise what the caller must know."""

@@ -1,6 +1,6 @@
 """One incarnation of a link: a connection from its handshake to its end.
 
-    reader   the only task that receives; hands results to operations
+    reader   the only task that receives; tells operations of their results
     writer   the only task that sends; takes requests from the queues as the window allows
     clock    sleeps until a deadline passes or the peer has been silent for too long
 
@@ -48,7 +48,7 @@ from .protocol.messages import (
 from .stats import ClientStats
 from .transport.base import Transport
 
-RECEIVE_BYTES = 4 << 20  # payload taken in one go; what has landed is verified while the next part comes
+RECEIVE_BYTES = 64 << 20
 
 _FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING)
 
@@ -59,6 +59,30 @@ class Ending:
 
     reason: str
     error: Exception | None = None
+
+
+class _Landing:
+    """Follows the payload of one READ reply as it comes in, and tells its operation of each piece and row."""
+
+    def __init__(self, operation: ReadOperation, pending: Pending, reply: ReadReply) -> None:
+        self._operation = operation
+        self._pending = pending
+        self._rows = [row for row in reply.items if row.length]
+        self._index = 0
+        self._offset = 0  # in the row
+        self.total_bytes = sum(row.length for row in self._rows)
+
+    def progress(self, count: int) -> None:
+        """`count` more bytes are in. Runs in the thread that received them."""
+        while count:
+            row = self._rows[self._index]
+            end = min(row.length, self._offset + count)
+            self._operation.digest(self._pending, row, self._offset, end)
+            count -= end - self._offset
+            self._offset = end
+            if end == row.length:
+                self._operation.settle(self._pending, row)
+                self._index, self._offset = self._index + 1, 0
 
 
 class Epoch:
@@ -203,50 +227,33 @@ class Epoch:
 
     async def _receive_payload(self, event: PayloadExpected) -> None:
         """Straight into the caller's memory, or to nowhere if the caller has left."""
-        pending, reply = self._requests[event.request_id], event.message
-        operation = pending.operation
-        if not isinstance(operation, ReadOperation) or operation.is_abandoned:
+        pending = self._requests[event.request_id]
+        operation, reply = pending.operation, event.message
+        if operation.is_abandoned:
             self._connection.accept_payload([None] * len(event.lengths))
-            await self._receive_rest(None, event)
+            await self._receive_rest(None)
             return
+        assert isinstance(operation, ReadOperation)
         assert isinstance(reply, ReadReply)
         self._landing = operation
         try:
             self._connection.accept_payload(operation.targets(pending, reply))
-            await self._receive_rest(pending, event)
+            await self._receive_rest(_Landing(operation, pending, reply))
         finally:
             self._landing = None
             self._tell_memory()
+        self._stats.bytes_read += sum(event.lengths)
 
-    async def _receive_rest(self, pending: Pending | None, event: PayloadExpected) -> None:
-        """All of a payload, in parts of about RECEIVE_BYTES, so that verifying can begin."""
-        done, end = 0, event.lengths[0]
-        left = sum(event.lengths)
-        total = left
-        while True:
+    async def _receive_rest(self, landing: "_Landing | None") -> None:
+        """What has come together with the frame's head is there already; receive the rest of the payload."""
+        left = self._connection.payload_bytes_left
+        if landing is not None:
+            landing.progress(landing.total_bytes - left)
+        while left:
+            views = self._connection.receive_buffers()
+            await self._transport.receive_exactly(views, None if landing is None else landing.progress)
+            self._heard(sum(map(len, views)))
             left = self._connection.payload_bytes_left
-            first = done
-            while done < len(event.lengths) and end <= total - left:
-                done += 1
-                if done < len(event.lengths):
-                    end += event.lengths[done]
-            if pending is not None and done > first:
-                assert isinstance(pending.operation, ReadOperation)
-                assert isinstance(event.message, ReadReply)
-                pending.operation.land(pending, event.message, first, done - first)
-                pending.operation.notify()
-            if not left:
-                break
-            part, size = [], 0
-            for view in self._connection.receive_buffers():
-                part.append(view)
-                size += len(view)
-                if size >= RECEIVE_BYTES:
-                    break
-            await self._transport.receive_exactly(part)
-            self._heard(size)
-        if pending is not None:
-            self._stats.bytes_read += total
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -289,9 +296,9 @@ class Epoch:
             return
         if isinstance(reply, ReadReply):
             assert isinstance(pending.operation, ReadOperation)
-            if not any(row.length for row in reply.items):  # otherwise it has landed with its payload
-                pending.operation.land(pending, reply, 0, len(reply.items))
-            pending.operation.notify()
+            for row in reply.items:
+                if not row.length:  # all others have landed with their payload
+                    pending.operation.settle(pending, row)
         else:
             pending.operation.take(pending, reply)
 

@@ -24,6 +24,7 @@ from .protocol.messages import (
     Limits,
     Ping,
     Read,
+    ReadItem,
     ReadReply,
     Reply,
     StatusReply,
@@ -34,6 +35,7 @@ from .protocol.messages import (
 UNSETTLED = 255
 _READ_ROW_BYTES = 4
 _WRITE_ROW_BYTES = 24
+_EMPTY = xxhash.xxh3_64()
 
 
 class Operation:
@@ -143,15 +145,24 @@ class ControlOperation(Operation):
 
 
 class ReadOperation(Operation):
-    """READ into the caller's memory. `landed` collects items whose bytes are in but not verified."""
+    """READ into the caller's memory. Objects whose checksum does not match are CORRUPT and `damaged`."""
 
     verb = Opcode.READ
 
-    def __init__(self, namespace: bytes, keys: tuple[bytes, ...], buffers: Sequence[Buffer]) -> None:
+    def __init__(
+        self,
+        namespace: bytes,
+        keys: tuple[bytes, ...],
+        buffers: Sequence[Buffer],
+        *,
+        is_verified: bool = True,
+    ) -> None:
         super().__init__(namespace, keys)
         self.views = [writable_view(buffer) for buffer in buffers]
         self.lengths = [0] * len(keys)
-        self.landed: list[tuple[int, int]] = []  # item, checksum
+        self.damaged: list[int] = []
+        self._is_verified = is_verified
+        self._digests: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
         """See Operation. Memory beyond the largest object is not offered, it would only fill the window."""
@@ -173,25 +184,28 @@ class ReadOperation(Operation):
         views, items = self.views, pending.items
         return [views[items[row.index]][row.offset : row.offset + row.length] for row in reply.items]
 
-    def land(self, pending: Pending, reply: ReadReply, first: int, count: int) -> None:
-        """Rows `[first, first + count)` of `reply` are in place."""
-        for row in reply.items[first : first + count]:
-            if row.offset + row.length == row.object_bytes:
-                item = pending.items[row.index]
-                self.statuses[item] = row.status
-                self.lengths[item] = row.object_bytes
-                if row.status is ErrorCode.OK:
-                    self.landed.append((item, row.checksum))
-
-    def verify(self, landed: Iterable[tuple[int, int]]) -> list[int]:
-        """Which of `landed` are not what their writer stored; they become CORRUPT. Runs in any thread."""
-        damaged = []
-        for item, checksum in landed:
-            if xxhash.xxh3_64_intdigest(self.views[item][: self.lengths[item]]) != checksum:
+    def settle(self, pending: Pending, row: ReadItem) -> None:
+        """`row` is complete: its bytes are in place, or it says why there are none."""
+        item = pending.items[row.index]
+        if row.status is not ErrorCode.OK:
+            self.statuses[item] = row.status
+        elif row.offset + row.length == row.object_bytes:
+            digest = self._digests.pop(item, _EMPTY)
+            if self._is_verified and digest.intdigest() != row.checksum:
                 self.statuses[item] = ErrorCode.CORRUPT
-                self.lengths[item] = 0
-                damaged.append(item)
-        return damaged
+                self.damaged.append(item)
+                return
+            self.statuses[item] = ErrorCode.OK
+            self.lengths[item] = row.object_bytes
+
+    def digest(self, pending: Pending, row: ReadItem, begin: int, end: int) -> None:
+        """Bytes `[begin, end)` of `row` have just come in; in the thread that received them."""
+        if not self._is_verified:
+            return
+        item = pending.items[row.index]
+        if row.offset + begin == 0:
+            self._digests[item] = xxhash.xxh3_64()
+        self._digests[item].update(self.views[item][row.offset + begin : row.offset + end])
 
 
 class WriteOperation(Operation):

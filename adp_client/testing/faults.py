@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import anyio
 import attrs
 
-from adp_client.transport.base import FileRange, Part, Transport
+from adp_client.transport.base import FileRange, Part, Progress, Transport
 
 
 @attrs.define(kw_only=True)
@@ -50,7 +50,7 @@ class FaultyTransport:
         self.received_bytes += count
         return count
 
-    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+    async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """See Transport."""
         views = [view.cast("B") for view in buffers if view.nbytes]
         while views:
@@ -58,6 +58,8 @@ class FaultyTransport:
             if not count:
                 raise EOFError("the stream ended early")
             views = _suffix(views, count)
+            if progress is not None:
+                progress(count)
 
     async def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""

@@ -6,7 +6,7 @@ bug of the caller, and implementations say so (anyio.BusyResourceError) instead 
 Errors of the stream are OSError. Translating them into the client's vocabulary is the link's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -23,6 +23,8 @@ class FileRange:
 
 Part: TypeAlias = bytes | bytearray | memoryview | FileRange
 
+Progress: TypeAlias = Callable[[int], None]
+
 
 class Transport(Protocol):
     """A connected, ordered, reliable stream of bytes."""
@@ -34,8 +36,11 @@ class Transport(Protocol):
         """
         ...
 
-    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+    async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """Fill all of `buffers`. Raises EOFError if the stream ends first.
+
+        `progress(n)` is told each time that n more bytes are in, in the thread that received them and while
+        they are still in that core's cache: the place to make a checksum.
 
         Cancellation aborts the stream if bytes have been taken from it. In every case, when this returns or
         raises, no byte of `buffers` is written any more.

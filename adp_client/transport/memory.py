@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
-from .base import FileRange, Part
+from .base import FileRange, Part, Progress
 
 
 class _Pipe:
@@ -70,7 +70,7 @@ class MemoryTransport:
         pipe.tell()
         return total
 
-    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+    async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """See Transport."""
         with self._receiving:
             await anyio.lowlevel.checkpoint()
@@ -84,6 +84,8 @@ class MemoryTransport:
                             raise EOFError("the stream ended early")
                         has_moved = True
                         at += count
+                        if progress is not None:
+                            progress(count)
             except BaseException:
                 if has_moved:
                     self.abort()

@@ -31,12 +31,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from .base import FileRange, Part
+from .base import FileRange, Part, Progress
 from .endpoints import Endpoint, UnixEndpoint
 
 BULK_BYTES = 256 << 10  # from here on a worker thread does the copying
 STALL_SECONDS = 0.02  # a thread that moved nothing for so long goes home
 MAX_VIEWS = 512  # pieces in one system call; IOV_MAX is 1024
+RECEIVE_BYTES = 256 << 10  # by one system call: what it brought is still in the cache for `progress`
 LARGE_BYTES = 64 << 10  # received by a system call of its own
 SENDFILE_BYTES = 8 << 20  # in one system call, so that abort() is noticed
 KEEPALIVE_IDLE_SECONDS = 30
@@ -49,8 +50,9 @@ _WOULD_BLOCK = -1
 class _Incoming:
     """Memory to fill, and how far it is filled. `step` is one system call."""
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         self._views = [view.cast("B") for view in buffers if view.nbytes]
+        self._progress = progress
         self._at = 0
         self.left_bytes = sum(map(len, self._views))
         self.has_moved = False
@@ -62,7 +64,7 @@ class _Incoming:
         flags = 0 if may_wait else socket.MSG_DONTWAIT
         try:
             if len(views[at]) >= LARGE_BYTES or at + 1 == len(views):
-                count = sock.recv_into(views[at], 0, flags)
+                count = sock.recv_into(views[at], min(len(views[at]), RECEIVE_BYTES), flags)
             else:
                 count = sock.recvmsg_into(views[at : at + MAX_VIEWS], 0, flags)[0]
         except BlockingIOError:
@@ -71,6 +73,8 @@ class _Incoming:
             self.has_moved = True
             self.left_bytes -= count
             self._at = _advance(views, at, count)
+            if self._progress is not None:
+                self._progress(count)
         return count
 
     @property
@@ -204,10 +208,10 @@ class SocketTransport:
                 count = work.step(self._sock, may_wait=False)
             return count
 
-    async def receive_exactly(self, buffers: Sequence[memoryview]) -> None:
+    async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """See Transport."""
         with self._receiving, self._Use(self):
-            await self._move(_Incoming(buffers), anyio.wait_readable)
+            await self._move(_Incoming(buffers, progress), anyio.wait_readable)
 
     async def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
