@@ -53,13 +53,20 @@ class FaultyTransport:
     async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """See Transport."""
         views = [view.cast("B") for view in buffers if view.nbytes]
-        while views:
-            count = await self.receive_some(views)
-            if not count:
-                raise EOFError("the stream ended early")
-            views = _suffix(views, count)
-            if progress is not None:
-                progress(count)
+        has_moved = False
+        try:
+            while views:
+                count = await self.receive_some(views)
+                if not count:
+                    raise EOFError("the stream ended early")
+                has_moved = True
+                views = _suffix(views, count)
+                if progress is not None:
+                    progress(count)
+        except BaseException:
+            if has_moved:
+                self.abort()
+            raise
 
     async def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""

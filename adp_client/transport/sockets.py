@@ -14,9 +14,9 @@ Measured on loopback against a bare sendfile -> recv_into loop: non-blocking cal
 lose 6% on Unix sockets; one recvmsg_into over many pages loses half on TCP, where the receiver then holds
 the socket's lock for the whole vector. Hence one recv_into for each large piece, and vectors for small ones.
 
-Cancelling a bulk transfer: the socket is aborted, which ends the thread's system call, and the call waits
-for the thread to leave. That wait needs no limit, which could only break the promise that nobody touches the
-caller's memory once the call is over.
+Cancelling a bulk transfer: if bytes have moved, the socket is aborted, which ends the thread's system call;
+then the call waits for the thread to leave. That wait is short by construction, and a limit could only break
+the promise that nobody touches the caller's memory once the call is over.
 """
 
 import contextlib
@@ -282,9 +282,11 @@ class SocketTransport:
                 self._pump, work, gate, abandon_on_cancel=True, limiter=self._limiter
             )
         except anyio.get_cancelled_exc_class():
-            # The thread may not have started, be inside, or be gone; whoever has the gate decides.
+            # The thread may not have started, be inside, or be gone; whoever has the gate decides. If nothing
+            # has moved, it leaves within STALL_SECONDS, and the stream stays whole.
             work.is_withdrawn = True
-            self.abort()
+            if work.has_moved:
+                self.abort()
             if not gate.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(gate.acquire)
