@@ -8,6 +8,7 @@ import anyio
 import attrs
 
 from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
+from adp_client.protocol.messages import Read
 from adp_client.testing import MemoryGateway
 
 NAMESPACE = bytes(range(32))
@@ -85,3 +86,31 @@ async def cancel_at(call: Awaitable[Any], at: int) -> tuple[bool, int]:
         driven = Interrupted(call, scope, at)
         await driven
     return scope.cancelled_caught, driven.count
+
+
+class Gate:
+    """Makes the gateway send half of its next READ reply, and the rest when `open` is set."""
+
+    def __init__(self, gateway: MemoryGateway) -> None:
+        self.reached = anyio.Event()
+        self.open = anyio.Event()
+        gateway.script = self
+
+    async def __call__(self, session, request) -> bool:
+        if not isinstance(request.message, Read) or self.reached.is_set():
+            return False
+        send = session.transport.send
+
+        async def send_in_halves(parts) -> None:
+            data = b"".join(bytes(part) for part in parts)
+            await send([data[: len(data) // 2]])
+            self.reached.set()
+            await self.open.wait()
+            await send([data[len(data) // 2 :]])
+
+        session.transport.send = send_in_halves
+        try:
+            await session.answer(request)
+        finally:
+            session.transport.send = send
+        return True
