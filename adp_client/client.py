@@ -108,8 +108,10 @@ class Client:
                     await self._link.leave()
                     tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
+            if error is not None:
+                raise BaseExceptionGroup("the body and the client", [error, *group.exceptions]) from None
             (first, *others) = group.exceptions
-            if error is not None or others:
+            if others:
                 raise
             raise first from None
         if error is not None:

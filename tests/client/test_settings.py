@@ -1,0 +1,218 @@
+"""The strict door for configuration, endpoints, backoff, replay, batches: all pure."""
+
+import itertools
+import random
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adp_client import BackoffConfig, ClientConfig, Timeouts
+from adp_client.backoff import Backoff
+from adp_client.batches import check_keys, cut, group_by_width, max_batch_bytes, max_batch_items
+from adp_client.errors import ConfigError, LocalProtocolError
+from adp_client.operations import slice_views
+from adp_client.protocol.constants import Opcode
+from adp_client.protocol.messages import Limits
+from adp_client.replay import MAYBE_APPLIED, Fate, fate
+from adp_client.structuring import structure
+from adp_client.transport import TCPEndpoint, UnixEndpoint, parse_endpoint
+
+
+def test_plain_data_becomes_frozen_types():
+    config = structure(
+        {
+            "endpoint": "unix:///run/adp.sock",
+            "token": "s3cret",
+            "timeouts": {"exist_seconds": 1},
+            "backoff": {"jitter": 0.5},
+            "verify_payloads": False,
+        },
+        ClientConfig,
+    )
+    assert config == ClientConfig(
+        endpoint="unix:///run/adp.sock",
+        token="s3cret",
+        timeouts=Timeouts(exist_seconds=1.0),
+        backoff=BackoffConfig(jitter=0.5),
+        verify_payloads=False,
+    )
+    assert "s3cret" not in repr(config)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        config.endpoint = "x"
+
+
+def test_every_problem_is_told_at_once_with_its_path():
+    with pytest.raises(ConfigError) as caught:
+        structure(
+            {
+                "endpoint": "http://gateway",
+                "tokn": "x",
+                "token": 3,
+                "verify_payloads": "false",
+                "timeouts": {"connect_seconds": "1", "exist_seconds": -1, "request_seconds": True, "what": 1},
+                "backoff": {"initial_seconds": 9},
+            },
+            ClientConfig,
+        )
+    by_path = dict(reversed(problem.rsplit(" @ ", 1)) for problem in caught.value.problems)
+    assert by_path == {
+        "$.endpoint": "'http://gateway' is neither tcp://HOST:PORT nor unix:///PATH",
+        "$.tokn": "unknown key (allowed: backoff, endpoint, timeouts, token, verify_payloads)",
+        "$.token": "expected text, not 3",
+        "$.verify_payloads": "expected true or false, not 'false'",
+        "$.timeouts.connect_seconds": "expected a number, not '1'",
+        "$.timeouts.exist_seconds": "exist_seconds must be > 0: -1.0",
+        "$.timeouts.request_seconds": "expected a number, not True",
+        "$.timeouts.what": by_path["$.timeouts.what"],
+        "$.backoff": "cap_seconds is less than initial_seconds",
+    }
+    assert by_path["$.timeouts.what"].startswith("unknown key (allowed: connect_seconds, ")
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ({}, "required, and missing @ $.endpoint"),
+        ([], "expected a table of settings, not [] @ $"),
+        ({"endpoint": "tcp://h:1", "timeouts": None}, "expected a table of settings, not None @ $.timeouts"),
+        (
+            {"endpoint": "tcp://h:1", "timeouts": {"exist_seconds": float("nan")}},
+            "expected a number, not nan @ $.timeouts.exist_seconds",
+        ),
+        ({"endpoint": "tcp://h:1", 3: 4}, None),
+    ],
+)
+def test_single_problems(raw, problem):
+    with pytest.raises(ConfigError) as caught:
+        structure(raw, ClientConfig)
+    assert len(caught.value.problems) == 1
+    assert problem is None or caught.value.problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("tcp://127.0.0.1:7171", TCPEndpoint(host="127.0.0.1", port=7171)),
+        ("tcp://gateway.example:1", TCPEndpoint(host="gateway.example", port=1)),
+        ("tcp://[::1]:65535", TCPEndpoint(host="::1", port=65535)),
+        ("unix:///run/adp/gateway.sock", UnixEndpoint(path="/run/adp/gateway.sock")),
+    ],
+)
+def test_endpoints_both_ways(text, endpoint):
+    assert parse_endpoint(text) == endpoint
+    assert str(endpoint) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gateway:7171",
+        "tcp://",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://:7171",
+        "tcp://host:http",
+        "tcp://host:65536",
+        "tcp://host:-1",
+        "tcp://host:٣",
+        "tcp://::1:7171",
+        "unix://relative.sock",
+        "unix:///" + "x" * 107,
+        "unix:///nul\0",
+        "udp://host:1",
+    ],
+)
+def test_endpoints_that_are_none(text):
+    with pytest.raises(ValueError, match=r".+"):
+        parse_endpoint(text)
+    with pytest.raises(ValueError, match=r".+"):
+        ClientConfig(endpoint=text)
+
+
+def test_b37_jitter_comes_after_the_cap():
+    config = BackoffConfig(initial_seconds=1, factor=3, cap_seconds=10, jitter=0.5)
+    backoff = Backoff(config, random.Random(1))
+    delays = [backoff.next_delay_seconds() for _ in range(200)]
+    for delay, most in zip(delays, [1, 3, 9, *[10] * 197], strict=True):
+        assert most / 2 <= delay <= most
+    assert len(set(delays[3:])) == 197
+    assert max(delays) - min(delays[3:]) > 4
+    backoff.reset()
+    assert backoff.next_delay_seconds() <= 1
+
+
+@given(st.integers(0, 60), st.floats(1, 100), st.floats(0.001, 10), st.floats(0, 1))
+def test_delays_stay_in_their_bounds(attempts, factor, initial, jitter):
+    config = BackoffConfig(initial_seconds=initial, factor=factor, cap_seconds=20, jitter=jitter)
+    backoff = Backoff(config, random.Random(attempts))
+    for _ in range(attempts):
+        assert 0 <= backoff.next_delay_seconds() <= 20
+
+
+def test_fates_of_lost_requests():
+    assert set(MAYBE_APPLIED) == {
+        Opcode.EXIST,
+        Opcode.READ,
+        Opcode.WRITE,
+        Opcode.CHECK,
+        Opcode.DELETE,
+        Opcode.FENCE,
+        Opcode.PING,
+    }
+    for verb, once_sent in MAYBE_APPLIED.items():
+        assert fate(verb, was_sent=False, replays=9) is Fate.REPLAY
+        assert fate(verb, was_sent=True, replays=0) is once_sent
+        assert fate(verb, was_sent=True, replays=1) is Fate.FAIL
+    assert [verb.name for verb, once in MAYBE_APPLIED.items() if once is Fate.FAIL] == [
+        "DELETE",
+        "FENCE",
+        "PING",
+    ]
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 7), st.integers(1, 60))
+def test_cuts_are_exact_covers_within_their_limits(sizes, max_items, max_bytes):
+    items = range(len(sizes))
+    runs = list(cut(items, sizes.__getitem__, max_items=max_items, max_bytes=max_bytes))
+    assert [item for run in runs for item in run] == list(items)
+    for run in runs:
+        assert 1 <= len(run) <= max_items
+        assert len(run) == 1 or sum(sizes[item] for item in run) <= max_bytes
+    for run, following in itertools.pairwise(runs):
+        is_full = len(run) == max_items
+        assert is_full or sum(sizes[item] for item in run) + sizes[following[0]] > max_bytes
+
+
+@given(st.lists(st.binary(min_size=1, max_size=4), max_size=30))
+def test_groups_have_one_width_and_lose_nothing(keys):
+    groups = group_by_width(keys, range(len(keys)))
+    assert sorted(item for group in groups for item in group) == list(range(len(keys)))
+    for group in groups:
+        assert len({len(keys[item]) for item in group}) <= 1
+
+
+def test_batch_limits_leave_room_for_at_least_one_item():
+    tiny = Limits(max_body_bytes=10, max_items=3, max_inflight_bytes=2)
+    assert max_batch_items(tiny, 128, 24) == 1
+    assert max_batch_bytes(tiny) == 1
+    assert max_batch_items(Limits(), 40, 0) == 16384
+    assert max_batch_bytes(Limits()) == 64 << 20
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 129, "text", bytearray(b"k"), None])
+def test_keys_that_are_none(key):
+    with pytest.raises(LocalProtocolError):
+        check_keys([b"fine", key])
+
+
+@given(st.lists(st.binary(max_size=9), max_size=8), st.data())
+def test_slices_of_pieces_are_slices_of_the_whole(pieces, data):
+    whole = b"".join(pieces)
+    offset = data.draw(st.integers(0, len(whole)))
+    length = data.draw(st.integers(0, len(whole) - offset))
+    found = slice_views([memoryview(piece) for piece in pieces], offset, length)
+    assert b"".join(found) == whole[offset : offset + length]
