@@ -50,6 +50,8 @@ from .transport.base import Transport
 
 RECEIVE_BYTES = 64 << 20
 
+LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before
+
 _FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING)
 
 
@@ -338,6 +340,9 @@ class Epoch:
                     self._work = anyio.Event()
                     await self._work.wait()
         except OSError as exc:
+            # The gateway may have said why before it closed: let the reader come to it.
+            with anyio.move_on_after(LAST_WORDS_SECONDS):
+                await anyio.sleep_forever()
             self.end(f"connection lost: {exc}", exc)
 
     def _next_request(self) -> Pending | None:
@@ -445,7 +450,7 @@ class Epoch:
             pending.finish(Outcome.EXPIRED)
 
     def _ping_if_silent(self, now: float) -> None:
-        silent_seconds = now - self._heard_at
-        if silent_seconds >= self._timeouts.idle_ping_seconds and self._ping_id is None:
+        # The same sum as in `_next_time`: a difference may round to just below, and the clock would spin.
+        if now >= self._heard_at + self._timeouts.idle_ping_seconds and self._ping_id is None:
             self._wants_ping = True
             self._work.set()

@@ -16,7 +16,7 @@ from .epoch import Epoch
 from .protocol.connection import Connection
 from .protocol.constants import ErrorCode, Role
 from .protocol.errors import ConnectFailed, LinkClosed, LinkRefused, RemoteProtocolError
-from .protocol.events import NoticeReceived, Opened
+from .protocol.events import NoticeReceived, Opened, PeerClosed
 from .protocol.messages import ErrorMessage, Hello
 from .results import GatewayInfo
 from .stats import ClientStats
@@ -161,17 +161,25 @@ class Link:
         connection = Connection(Role.CLIENT)
         token = self._config.token
         hello = Hello(token=b"" if token is None else token.encode(), agent=AGENT)
-        await transport.send([connection.hello(hello)])
+        broken: OSError | None = None
+        try:
+            await transport.send([connection.hello(hello)])
+        except OSError as exc:
+            broken = exc  # it may have said why before it closed
         while True:
             match connection.next_event():
                 case None:
                     connection.bytes_received(await transport.receive_some(connection.receive_buffers()))
+                case PeerClosed() if broken is not None:
+                    raise broken
+                case PeerClosed():
+                    raise EOFError("it closed the connection instead of answering the handshake")
                 case Opened(welcome=welcome):
                     break
                 case NoticeReceived(notice=ErrorMessage() as notice):
                     raise LinkRefused(notice.code, notice.text)
                 case event:
-                    raise EOFError(f"no handshake, but {type(event).__name__}")
+                    raise AssertionError(f"not an event of a handshake: {event!r}")
         known = self.gateway
         if known is None or known.boot_id != welcome.boot_id:
             self._stats.boots_seen += 1

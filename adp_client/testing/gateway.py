@@ -92,6 +92,8 @@ class Session:
             pass  # the client has gone
         finally:
             self.transport.abort()
+            with anyio.CancelScope(shield=True):
+                await self.transport.aclose()
 
     async def greet(self, event: HelloReceived) -> None:
         """Answer HELLO: refuse a wrong token, tell the limits and the boot id."""
@@ -229,7 +231,10 @@ class Session:
 
 
 class MemoryGateway:
-    """Objects by (namespace, key), and the sessions that were dialled. See the module."""
+    """Objects by (namespace, key), and the sessions that were dialled. See the module.
+
+    `make_pair` may be replaced to serve over something else than memory, `wrap` to put faults in between.
+    """
 
     def __init__(
         self,
@@ -245,12 +250,13 @@ class MemoryGateway:
         self.boot_id = boot_id
         self.token = token
         self.frame_bytes = frame_bytes
-        self.capacity_bytes = capacity_bytes
-        self.chunk_bytes = chunk_bytes
         self.objects: dict[tuple[bytes, bytes], StoredObject] = {}
         self.sessions: list[Session] = []
         self.violations: list[RemoteProtocolError] = []
         self.script: Script | None = None
+        self.make_pair: Callable[[], tuple[Transport, Transport]] = lambda: memory_pair(
+            capacity_bytes=capacity_bytes, chunk_bytes=chunk_bytes
+        )
         self.wrap: Callable[[Transport], Transport] = lambda transport: transport
         self.is_down = False
         self.dials = 0
@@ -277,12 +283,12 @@ class MemoryGateway:
             raise error
 
     async def dial(self, endpoint: Endpoint) -> Transport:
-        """A Dialer for `Client`: a new session over memory. `wrap` may put faults in between."""
+        """A Dialer for `Client`: a new session. Raises ConnectionRefusedError while `is_down`."""
         self.dials += 1
         await anyio.lowlevel.checkpoint()
         if self.is_down:
             raise ConnectionRefusedError(f"{endpoint} is down")
-        ours, theirs = memory_pair(capacity_bytes=self.capacity_bytes, chunk_bytes=self.chunk_bytes)
+        ours, theirs = self.make_pair()
         session = Session(self, theirs)
         self.sessions.append(session)
         assert self._tasks is not None, "use the gateway inside `async with`"

@@ -13,7 +13,9 @@ from adp_client.testing import MemoryGateway
 
 NAMESPACE = bytes(range(32))
 ENDPOINT = "tcp://gateway.test:7171"
-QUICK = BackoffConfig(initial_seconds=0.001, cap_seconds=0.001, jitter=0.0)
+#: No deadline may pass on a busy machine in a test that is not about deadlines.
+PATIENT = Timeouts(exist_seconds=60, idle_ping_seconds=60, release_seconds=60)
+QUICK = BackoffConfig(initial_seconds=1e-6, cap_seconds=1e-6, jitter=0.0)
 
 
 def pattern(seed: int, count: int) -> bytes:
@@ -31,7 +33,7 @@ async def connected(
 ) -> AsyncGenerator[tuple[Client, MemoryGateway]]:
     """A gateway and a client of it, after the handshake."""
     async with gateway or MemoryGateway() as gateway:
-        settings = ClientConfig(endpoint=ENDPOINT, timeouts=timeouts or Timeouts(), backoff=backoff, **config)
+        settings = ClientConfig(endpoint=ENDPOINT, timeouts=timeouts or PATIENT, backoff=backoff, **config)
         async with Client(settings, dial=gateway.dial) as client:
             await client.wait_connected()
             yield client, gateway
