@@ -91,7 +91,7 @@ LAYOUT_BYTES = {
 assert LAYOUT_BYTES["vector head"] == 48
 assert LAYOUT_BYTES["read item"] == 32
 
-_ITEM_CODES = frozenset(code.value for code in ErrorCode if not code.ends_connection)
+_ITEM_CODES = {code.value: code for code in ErrorCode if not code.ends_connection}
 _NOT_ITEM_CODES = bytes(value for value in range(256) if value not in _ITEM_CODES)
 
 
@@ -148,9 +148,10 @@ def _text(raw: bytes) -> str:
 
 
 def _item_code(value: int) -> ErrorCode:
-    if value not in _ITEM_CODES:
+    code = _ITEM_CODES.get(value)
+    if code is None:
         raise LocalProtocolError(f"{value} is not a status")
-    return ErrorCode(value)
+    return code
 
 
 def _connection_code(value: int) -> ErrorCode:
@@ -359,7 +360,8 @@ def _read_items(cursor: _Cursor) -> tuple[ErrorCode, int, tuple[ReadItem, ...]]:
     _zero(first)
     items = []
     for index, code, pad, pad2, size, offset, length, pad3, checksum in cursor.table(_READ_ITEM, count):
-        _zero(pad, pad2, pad3)
+        if pad or pad2 or pad3:
+            _zero(pad, pad2, pad3)
         items.append(
             ReadItem(
                 index=index,
