@@ -351,8 +351,8 @@ class Epoch:
         for queue in (self._first, self._later):
             if queue:
                 pending = queue[0]
-                if not self._connection.fits(pending.cost_bytes):
-                    return None
+                if self._connection.in_flight and not self._connection.fits(pending.cost_bytes):
+                    return None  # with nothing in flight no room will come: let the core say what is wrong
                 self._drop(queue, pending)
                 return pending
         return None
@@ -434,7 +434,8 @@ class Epoch:
             self._time.set()
 
     def _next_time(self) -> float:
-        times = [pending.deadline for pending in self._first if pending.deadline is not None]
+        queued = (*self._first, *self._later)
+        times = [pending.deadline for pending in queued if pending.deadline is not None]
         deadline = self._connection.next_deadline()
         if deadline is not None:
             times.append(deadline)
@@ -444,10 +445,11 @@ class Epoch:
 
     def _expire_queued(self, now: float) -> None:
         """A request that waited for room until its deadline: the link is not to blame."""
-        for pending in [p for p in self._first if p.deadline is not None and p.deadline <= now]:
-            self._drop(self._first, pending)
-            self._stats.timeouts += 1
-            pending.finish(Outcome.EXPIRED)
+        for queue in (self._first, self._later):
+            for pending in [p for p in queue if p.deadline is not None and p.deadline <= now]:
+                self._drop(queue, pending)
+                self._stats.timeouts += 1
+                pending.finish(Outcome.EXPIRED)
 
     def _ping_if_silent(self, now: float) -> None:
         # The same sum as in `_next_time`: a difference may round to just below, and the clock would spin.

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from adp_client import Client
-from adp_client.errors import LinkError, LinkLost
+from adp_client.errors import LinkError, LinkLost, LocalProtocolError
 from adp_client.protocol.codec import encode_body
 from adp_client.protocol.constants import ErrorCode, Flag, Opcode
 from adp_client.protocol.frames import FrameHeader, encode_header
@@ -284,3 +284,24 @@ async def test_b34_every_verb_fails_with_one_plain_error():
             with pytest.raises(LinkError) as caught:
                 await verb(*arguments)
             assert not isinstance(caught.value, BaseExceptionGroup)
+
+
+async def test_the_gateways_reason_for_closing_reaches_the_caller():
+    async def script(session, request) -> bool:
+        await session.transport.send([session.connection.error(ErrorCode.TIMED_OUT, "too slow for me")])
+        session.transport.abort()
+        return True
+
+    async with connected() as (client, gateway):
+        gateway.script = script
+        with pytest.raises(LinkLost, match="TIMED_OUT: too slow for me"):
+            await client.delete(NAMESPACE, [b"k"])
+
+
+async def test_a_window_that_shrinks_below_a_waiting_request_is_an_error_not_a_wait_without_end():
+    """CREDIT may make the window smaller than what was cut for it."""
+    async with connected() as (client, _):
+        client._link.epoch._connection._window.resize(16, 100)
+        with pytest.raises(LocalProtocolError, match="more than 100 bytes"):
+            await client.read(NAMESPACE, [b"k"], [bytearray(101)])
+        assert (await client.read(NAMESPACE, [b"k"], [bytearray(100)])).statuses == b"\1"

@@ -135,7 +135,10 @@ async def test_not_answered_at_all_is_a_timeout_of_the_verb():
         assert leftovers(client) == []
 
 
-async def test_an_exist_that_waits_for_room_until_its_deadline_does_not_cost_the_connection():
+@pytest.mark.parametrize("is_behind_a_fence", [False, True])
+async def test_an_exist_that_waits_for_room_until_its_deadline_does_not_cost_the_connection(
+    is_behind_a_fence,
+):
     async with connected(MemoryGateway(limits=Limits(max_requests=1)), timeouts=TIMES) as (client, gateway):
         go = anyio.Event()
 
@@ -148,6 +151,9 @@ async def test_an_exist_that_waits_for_room_until_its_deadline_does_not_cost_the
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.read, NAMESPACE, [b"k"], [bytearray(1)])
             await anyio.wait_all_tasks_blocked()
+            if is_behind_a_fence:
+                tasks.start_soon(client.fence)
+                await anyio.wait_all_tasks_blocked()
             with pytest.raises(RequestTimeout):
                 await client.exist(NAMESPACE, [b"k"])
             go.set()

@@ -203,3 +203,19 @@ def test_views_stay_below_the_system_limit() -> None:
     _fill(buffer, b"z" * 2 * MAX_VIEWS)
     assert buffer.is_filled
     assert b"".join(memory) == b"z" * 2 * MAX_VIEWS
+
+
+def test_buffer_knows_how_much_of_its_targets_is_left() -> None:
+    buffer = ReceiveBuffer()
+    buffer.views()[0][:3] = b"abc"
+    buffer.received(3)
+    target = bytearray(5)
+    buffer.aim([memoryview(target), 4])
+    assert buffer.left_bytes == 6
+    buffer.received(3)
+    assert (buffer.left_bytes, buffer.is_filled) == (3, False)
+    buffer.received(3)
+    assert (buffer.left_bytes, buffer.is_filled) == (0, True)
+    buffer.aim([7])
+    buffer.drop_targets()
+    assert buffer.left_bytes == 0
