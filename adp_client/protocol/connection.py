@@ -264,6 +264,11 @@ class Connection:
         """How much of the payload that was accepted is not in yet."""
         return self._buffer.left_bytes
 
+    @property
+    def is_mid_frame(self) -> bool:
+        """The peer has begun a frame and owes the rest of it."""
+        return self._header is not None or self._expected is not None or not self._buffer.is_empty
+
     def bytes_received(self, count: int) -> None:
         """`count` bytes are in `receive_buffers()`; 0 means that the peer has closed its side."""
         if count == 0:

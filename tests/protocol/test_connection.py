@@ -596,3 +596,17 @@ def test_payload_limit_of_the_peer() -> None:
     with pytest.raises(LocalProtocolError) as caught:
         gateway.reply(number, ReadReply(items=(read_item(),)), is_final=False)
     assert caught.value.code is ErrorCode.LIMIT_EXCEEDED
+
+
+def test_is_mid_frame_tells_what_the_peer_still_owes() -> None:
+    client, gateway = Connection(Role.CLIENT), Connection(Role.GATEWAY)
+    raw = client.hello(Hello(agent="x"))
+    for byte in raw[:-1]:
+        gateway.receive_buffers()[0][:1] = bytes([byte])
+        gateway.bytes_received(1)
+        assert gateway.next_event() is None
+        assert gateway.is_mid_frame
+    gateway.receive_buffers()[0][:1] = raw[-1:]
+    gateway.bytes_received(1)
+    assert gateway.next_event() == HelloReceived(hello=Hello(agent="x"))
+    assert not gateway.is_mid_frame
