@@ -1,0 +1,19 @@
+"""What a gateway has counted since it started. Plain numbers; whoever exports them gives them names."""
+
+from collections import Counter
+
+import attrs
+
+
+@attrs.define
+class Counters:
+    """All sessions together."""
+
+    sessions: int = 0  # open now
+    sessions_opened: int = 0
+    sessions_turned_away: int = 0  # no room, or draining
+    violations: Counter[str] = attrs.field(factory=Counter)  # what ended connections, by ErrorCode name
+    requests: Counter[str] = attrs.field(factory=Counter)  # taken, by verb
+    faults: int = 0  # requests that failed for the gateway's own reasons
+    received_bytes: int = 0  # payload
+    sent_bytes: int = 0  # payload, counted when it is queued

@@ -1,0 +1,37 @@
+"""What all sessions of a gateway have in common."""
+
+import attrs
+
+from adp_client.protocol.messages import Limits
+
+from .admission import Admission
+from .buffers import Arena
+from .counters import Counters
+from .store.base import ObjectStore
+
+
+@attrs.frozen(kw_only=True)
+class Patience:
+    """How long a session waits for whom."""
+
+    hello_seconds: float = 10.0  # from the connection to the whole HELLO
+    frame_seconds: float = 30.0  # from one sign of progress in a frame, or unfinished WRITE, to the next
+    memory_seconds: float = 10.0  # for memory while holding part of an object
+    send_seconds: float = 120.0  # for one frame to be taken by the peer
+    farewell_seconds: float = 1.0  # for the last frame to leave, and for the peer to hang up
+
+
+@attrs.frozen(kw_only=True)
+class Shared:
+    """What all sessions of a gateway have in common."""
+
+    store: ObjectStore
+    arena: Arena
+    admission: Admission
+    limits: Limits
+    boot_id: bytes
+    agent: str
+    token: bytes | None = attrs.field(default=None, repr=False)
+    patience: Patience = attrs.field(factory=Patience)
+    max_queued_bytes: int = 8 << 20
+    counters: Counters = attrs.field(factory=Counters)
