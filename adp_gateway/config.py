@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-from attrs.validators import in_
+from attrs.validators import ge, in_, min_len
 
+from adp_client.transport.endpoints import Endpoint
 from adp_gateway.store.format import UNIT_BYTES
 
 MIB = 1 << 20
@@ -86,3 +87,28 @@ def default_segment_bytes(capacity_bytes: int) -> int:
     """
     size = min(max(capacity_bytes // 64, 128 * MIB), 2048 * MIB, capacity_bytes // SEGMENTS_PER_STORE)
     return size - size % UNIT_BYTES
+
+
+@attrs.frozen(kw_only=True)
+class GatewayConfig:
+    """One gateway process.
+
+    listen: where clients reach it; at least one endpoint.
+    token: what every client must show; None: nothing. It is compared in constant time, and never logged.
+    grace_seconds: how long a drain waits for clients before their connections are cut.
+    max_sessions: connections at a time; more are turned away with a reason.
+    incoming_bytes: memory for objects on their way in, for all connections together.
+    request_bytes: memory for everything else that requests hold while they are worked on.
+    queued_bytes: objects that are verified and wait to be sent, for each connection.
+    transfer_threads: threads that copy between files, memory and sockets.
+    """
+
+    store: StoreConfig
+    listen: tuple[Endpoint, ...] = attrs.field(validator=min_len(1))
+    token: bytes | None = attrs.field(default=None, repr=False)
+    grace_seconds: float = attrs.field(default=10.0, validator=ge(0))
+    max_sessions: int = attrs.field(default=1024, validator=_whole_number(1, 1 << 20))
+    incoming_bytes: int = attrs.field(default=512 * MIB, validator=_whole_number(1, 1 << 40))
+    request_bytes: int = attrs.field(default=256 * MIB, validator=_whole_number(1, 1 << 40))
+    queued_bytes: int = attrs.field(default=8 * MIB, validator=_whole_number(1, 1 << 40))
+    transfer_threads: int = attrs.field(default=16, validator=_whole_number(1, 1024))

@@ -1,0 +1,315 @@
+"""The command `adp-gateway`.
+
+Standard output has one line, `ready ENDPOINT...`, written when clients can connect: a script can wait for it.
+Everything else that is said goes to standard error.
+"""
+
+import argparse
+import functools
+import logging
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+import anyio.abc
+
+from adp_client.transport import Endpoint, TCPEndpoint, UnixEndpoint, parse_endpoint
+
+from . import logs
+from .config import GatewayConfig, StoreConfig
+from .errors import StorageError
+from .fsck import check
+from .server import AGENT, Server
+from .store.segments import SegmentStore
+
+log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_SIGNAL = 128  # plus the number of the signal
+
+DEFAULT_PORT = 7171
+SOCKET_NAME = "gateway.sock"
+LOOPBACK = ("127.", "::1", "localhost")
+
+EPILOG = """\
+exit status:
+  0    served, and drained after SIGTERM or SIGINT
+  1    failed: a port in use, a directory that cannot be used, a device that broke
+  2    bad usage: one line on standard error names the option
+  130  a second SIGINT cut the drain short (143: a second SIGTERM)
+
+When clients can connect, one line is written to standard output:
+  ready ENDPOINT [ENDPOINT...]
+"""
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_OPTIONS = {
+    "directory": "--data",
+    "capacity_bytes": "--capacity",
+    "segment_bytes": "--segment",
+    "max_command_bytes": "--max-command",
+    "max_object_bytes": "--max-object",
+    "io_threads": "--io-threads",
+    "durability": "--durability",
+    "grace_seconds": "--grace",
+    "max_sessions": "--max-connections",
+    "incoming_bytes": "--incoming-memory",
+}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Bad usage is one line, without the usage text around it."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, exit status 2."""
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def parse_size(text: str) -> int:
+    """`100GiB`, `512M`, `4096`: bytes, in powers of 1024. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 100GiB, 512MiB or a number of bytes")
+    return int(match[1]) << _UNITS[match[2].upper()]
+
+
+def _endpoint(text: str) -> Endpoint:
+    try:
+        return parse_endpoint(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def _token_file(text: str) -> bytes:
+    try:
+        token = Path(text).read_bytes().strip()
+    except OSError as exc:
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}: {exc.strerror}") from None
+    if not token or len(token) > 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} must hold a token of 1 to 4096 bytes")
+    return token
+
+
+def make_parser() -> OneLineParser:
+    """The command line."""
+    parser = OneLineParser(prog="adp-gateway", description="Keep KV cache objects on local storage.")
+    parser.add_argument("--version", action="version", version=AGENT)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a data directory until SIGTERM or SIGINT",
+        description="Serve a data directory until SIGTERM or SIGINT. Sizes are like 512MiB or 100GiB.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.set_defaults(function=_serve)
+    add = serve.add_argument
+    add("--data", required=True, type=Path, metavar="DIR", help="where the objects are; made if absent")
+    add(
+        "--listen",
+        action="append",
+        type=_endpoint,
+        metavar="ENDPOINT",
+        help=f"tcp://HOST:PORT or unix:///PATH; may be given more than once (default: "
+        f"tcp://127.0.0.1:{DEFAULT_PORT} and unix://DIR/{SOCKET_NAME})",
+    )
+    add(
+        "--capacity",
+        type=parse_size,
+        metavar="SIZE",
+        help="hard limit on disk (default: 80%% of what is free)",
+    )
+    add("--token-file", type=_token_file, metavar="FILE", help="clients must show the token in this file")
+    add(
+        "--durability",
+        choices=("relaxed", "durable"),
+        default="relaxed",
+        help="what an acknowledged object survives: the death of the process, or a power cut too "
+        "(default: %(default)s)",
+    )
+    add(
+        "--max-object",
+        type=parse_size,
+        default=64 << 20,
+        metavar="SIZE",
+        help="largest object (default: 64MiB)",
+    )
+    add(
+        "--max-command",
+        type=parse_size,
+        default=256 << 10,
+        metavar="SIZE",
+        help="longest command for the device; larger objects are cut (default: 256KiB)",
+    )
+    add("--segment", type=parse_size, metavar="SIZE", help="what is evicted as a unit (default: by capacity)")
+    add(
+        "--io-threads",
+        type=int,
+        default=8,
+        metavar="N",
+        help="for reads, and as many for writes (default: 8)",
+    )
+    add("--incoming-memory", type=parse_size, default=512 << 20, metavar="SIZE", help="default: 512MiB")
+    add("--max-connections", type=int, default=1024, metavar="N", help="at a time (default: 1024)")
+    add("--grace", type=float, default=10.0, metavar="SECONDS", help="for clients to leave (default: 10)")
+    add("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
+    verify = commands.add_parser(
+        "check",
+        help="verify every stored byte, with no gateway running",
+        description="Verify every stored byte of a data directory, with no gateway running on it.",
+        epilog="exit status: 0 all is whole, or was made so; 1 damage, or no directory that can be used",
+    )
+    verify.set_defaults(function=_check)
+    verify.add_argument("--data", required=True, type=Path, metavar="DIR", help="the data directory")
+    verify.add_argument(
+        "--repair", action="store_true", help="drop what is damaged, so that the rest is whole"
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace, _parser: OneLineParser) -> int:
+    try:
+        report = check(options.data.absolute(), repair=options.repair)
+    except (OSError, StorageError) as exc:
+        print(f"adp-gateway check: {exc}", file=sys.stderr)
+        return EXIT_FAILURE
+    for problem in report.problems:
+        print(problem)
+    print(
+        f"{report.objects} whole objects of {report.object_bytes} bytes in {report.segments} segments; "
+        f"{len(report.problems)} problems, {report.repaired} repaired"
+    )
+    return EXIT_OK if report.is_clean else EXIT_FAILURE
+
+
+def _config(options: argparse.Namespace) -> GatewayConfig:
+    """Raises ValueError or TypeError that names the option."""
+    data: Path = options.data.absolute()
+    listen: list[Endpoint] | None = options.listen
+    if listen is None:
+        try:
+            local = parse_endpoint(f"unix://{data / SOCKET_NAME}")
+        except ValueError as exc:
+            raise ValueError(f"--data is too long for the default --listen: {exc}") from None
+        listen = [TCPEndpoint(host="127.0.0.1", port=DEFAULT_PORT), local]
+    return GatewayConfig(
+        store=StoreConfig(
+            directory=data,
+            capacity_bytes=options.capacity,
+            segment_bytes=options.segment,
+            max_command_bytes=options.max_command,
+            max_object_bytes=options.max_object,
+            durability=options.durability,
+            io_threads=options.io_threads,
+        ),
+        listen=tuple(dict.fromkeys(listen)),
+        token=options.token_file,
+        grace_seconds=options.grace,
+        max_sessions=options.max_connections,
+        incoming_bytes=options.incoming_memory,
+    )
+
+
+def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
+    try:
+        config = _config(options)
+    except (ValueError, TypeError) as exc:
+        parser.error(_with_options(str(exc.args[0] if exc.args else exc)))
+    logs.configure(options.log_format)
+    try:
+        return anyio.run(_serve_until_signal, config)
+    except* (OSError, StorageError) as group:
+        # Alone or in a group: the first is the reason, the rest its consequences.
+        reason: BaseException = group
+        while isinstance(reason, BaseExceptionGroup):
+            reason = reason.exceptions[0]
+        log.error("%s", reason)
+    return EXIT_FAILURE
+
+
+def _with_options(problem: str) -> str:
+    """The same problem, in the words of the command line."""
+    return re.sub(r"'(\w+)'", lambda found: _OPTIONS.get(found[1], found[0]), problem, count=1)
+
+
+async def _serve_until_signal(config: GatewayConfig) -> int:
+    status = [EXIT_OK]
+    async with SegmentStore.open(config.store) as store, anyio.create_task_group() as tasks:
+        server = Server(config, store)
+        await tasks.start(_watch_signals, server, tasks.cancel_scope, status)
+        async with anyio.create_task_group() as serving:
+            listeners = await serving.start(server.serve)
+            endpoints = " ".join(str(listener.endpoint) for listener in listeners)
+            stats = store.stats()
+            facts = {
+                "endpoints": endpoints,
+                "data": str(config.store.directory),
+                "capacity_bytes": stats.capacity_bytes,
+                "boot_id": server.boot_id.hex(),
+                "objects": stats.objects,
+                "object_bytes": stats.object_bytes,
+            }
+            log.info(
+                "serving %s: %s",
+                endpoints,
+                ", ".join(f"{name} {value}" for name, value in list(facts.items())[1:]),
+                extra={"data": facts},
+            )
+            _warn_of_open_doors(config)
+            print(f"ready {endpoints}", flush=True)
+        tasks.cancel_scope.cancel()
+    log.info("stopped: status %d", status[0])
+    return status[0]
+
+
+async def _watch_signals(
+    server: Server,
+    scope: anyio.CancelScope,
+    status: list[int],
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    """The first signal drains, the second cuts."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        is_draining = False
+        async for number in signals:
+            if is_draining:
+                log.warning("%s again: cutting all connections", signal.Signals(number).name)
+                status[0] = EXIT_SIGNAL + number
+                scope.cancel()
+                return
+            is_draining = True
+            log.info("%s: draining", signal.Signals(number).name)
+            server.drain()
+
+
+def _warn_of_open_doors(config: GatewayConfig) -> None:
+    for endpoint in config.listen:
+        if isinstance(endpoint, UnixEndpoint) or config.token is not None:
+            continue
+        if not endpoint.host.startswith(LOOPBACK):
+            log.warning("%s is open to everyone who reaches it: there is no --token-file", endpoint)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status, or raises SystemExit for bad usage and --help."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    function: Callable[[argparse.Namespace, OneLineParser], int] = options.function
+    # Bad values are told in the name of the subcommand, as argparse does it.
+    named = OneLineParser(prog=f"{parser.prog} {options.command}")
+    try:
+        return functools.partial(function, options, named)()
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

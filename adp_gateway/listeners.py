@@ -1,0 +1,122 @@
+"""Sockets that clients dial. Raises OSError where an endpoint cannot be had; leaves nothing behind then."""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+import anyio
+import attrs
+
+from adp_client.transport import Endpoint, TCPEndpoint, UnixEndpoint
+
+BACKLOG = 1024
+
+
+@attrs.define(eq=False)
+class Listener:
+    """A listening socket. `endpoint` is where it really is: port 0 has become a number."""
+
+    endpoint: Endpoint
+    sock: socket.socket
+    _inode: tuple[int, int] | None = None  # of a Unix socket's file, so that only ours is ever removed
+
+    def close(self) -> None:
+        """Stop listening. The file of a Unix socket goes, unless it is another's by now."""
+        self.sock.close()
+        if isinstance(self.endpoint, UnixEndpoint) and self._inode is not None:
+            with contextlib.suppress(OSError):
+                if _inode(self.endpoint.path) == self._inode:
+                    Path(self.endpoint.path).unlink()
+
+
+async def open_listeners(endpoints: Iterable[Endpoint]) -> list[Listener]:
+    """Listen on all `endpoints`, or on none. Raises OSError whose text begins with the endpoint."""
+    listeners: list[Listener] = []
+    try:
+        for endpoint in endpoints:
+            try:
+                if isinstance(endpoint, UnixEndpoint):
+                    listeners.append(_listen_unix(endpoint))
+                else:
+                    listeners.extend(await _listen_tcp(endpoint))
+            except OSError as exc:
+                reason = exc.strerror or str(exc)
+                raise OSError(exc.errno, f"cannot listen on {endpoint}: {reason}") from exc
+    except BaseException:
+        close_all(listeners)
+        raise
+    return listeners
+
+
+def close_all(listeners: Iterable[Listener]) -> None:
+    """Close each of them."""
+    for listener in listeners:
+        listener.close()
+
+
+async def _listen_tcp(endpoint: TCPEndpoint) -> list[Listener]:
+    """One listener for each address of the host: `localhost` is often two."""
+    found = await anyio.getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    port = endpoint.port
+    listeners: list[Listener] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((address[0], port, *address[2:]))
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+            except BaseException:
+                sock.close()
+                raise
+            port = sock.getsockname()[1]  # port 0: the same number for the other addresses
+            listeners.append(Listener(TCPEndpoint(host=str(address[0]), port=port), sock))
+    except BaseException:
+        close_all(listeners)
+        raise
+    return listeners
+
+
+def _listen_unix(endpoint: UnixEndpoint) -> Listener:
+    """For this user only. A socket that a dead gateway left is replaced, nothing else is."""
+    _remove_stale(endpoint.path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(sock.fileno(), 0o600)  # bind makes the file with the mode of the socket: no window
+        sock.bind(endpoint.path)
+        inode = _inode(endpoint.path)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return Listener(endpoint, sock, inode)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "there is a file that is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        code = probe.connect_ex(path)
+    if code != errno.ECONNREFUSED:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    Path(path).unlink()
+
+
+def _inode(path: str) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino

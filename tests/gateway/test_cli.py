@@ -1,0 +1,110 @@
+"""The command line, without a process."""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from adp_gateway.cli import main, parse_size
+from adp_gateway.logs import JsonFormatter
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("1KiB", 1024),
+        ("100GiB", 100 << 30),
+        ("2T", 2 << 40),
+        ("512 MiB", 512 * MIB),
+        ("7mb", 7 * MIB),
+        ("9B", 9),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "1PiB", "1 000", "0x10", "٣", "1GiBB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], "the following arguments are required: --data"),
+        (["--data", "x", "--capacity", "much"], "argument --capacity: 'much' is not a size"),
+        (["--data", "x", "--capacity", "1KiB"], "--capacity must be between"),
+        (["--data", "x", "--listen", "7171"], "argument --listen: '7171' is neither"),
+        (["--data", "x", "--listen", "tcp://localhost:99999"], "argument --listen: "),
+        (["--data", "x", "--listen", "unix://relative"], "argument --listen: "),
+        (["--data", "x", "--token-file", "/nonexistent"], "argument --token-file: cannot read"),
+        (["--data", "x", "--token-file", "/dev/null"], "argument --token-file: '/dev/null' must hold"),
+        (["--data", "x", "--durability", "maybe"], "argument --durability: invalid choice"),
+        (["--data", "x", "--max-command", "1000"], "--max-command must be between"),
+        (["--data", "x", "--max-object", "0"], "--max-object must be between"),
+        (["--data", "x", "--io-threads", "0"], "--io-threads must be between"),
+        (["--data", "x", "--io-threads", "many"], "argument --io-threads: invalid int value"),
+        (["--data", "x", "--max-connections", "0"], "--max-connections must be between"),
+        (["--data", "x", "--grace", "-1"], "--grace must be"),
+        (["--data", "x", "--grace", "nan"], "--grace must be"),
+        (["--data", "x", "--colour"], "unrecognized arguments: --colour"),
+        (["--data", "/" + "long/" * 30], "--data is too long for the default --listen"),
+    ],
+)
+def test_bad_usage_is_one_line_that_names_the_option(
+    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *options])
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("adp-gateway")
+    assert problem in said.err
+
+
+def test_a_data_directory_that_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert main(["serve", "--data", str(file / "kv"), "--listen", f"unix://{tmp_path}/s"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+
+
+def test_help_documents_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("exit status", "130", "143", "ready ENDPOINT", "--token-file"):
+        assert word in text
+
+
+def test_json_lines() -> None:
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        record = logging.LogRecord(
+            "adp_gateway.x", logging.ERROR, "f", 1, "it %s", ("broke",), sys.exc_info()
+        )
+    record.data = {"objects": 3}
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    fields = json.loads(line)
+    assert fields["message"] == "it broke"
+    assert fields["level"] == "error"
+    assert fields["objects"] == 3
+    assert "RuntimeError: boom" in fields["exception"]
