@@ -1,23 +1,19 @@
 """The settings of the engine adapters: what stands under `"adp"` in the engine's own configuration."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import attrs
 from attrs import validators
 
 from adp_client.protocol.errors import ConfigError
+from adp_client.structuring import structure
+from adp_client.transport.endpoints import TCPEndpoint, parse_endpoint
 
 _MIB = 1 << 20
 
 
 def _endpoint(_instance: object, _attribute: object, value: str) -> None:
-    tcp, _, unix = value.partition("unix://")
-    if unix.startswith("/") and not tcp:
-        return
-    host, _, port = value.removeprefix("tcp://").rpartition(":")
-    if not value.startswith("tcp://") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{value!r} is neither tcp://HOST:PORT nor unix:///abs/path")
+    endpoint = parse_endpoint(value)
+    if isinstance(endpoint, TCPEndpoint) and endpoint.port == 0:
+        raise ValueError(f"{value!r}: nobody can be reached on port 0")
 
 
 @attrs.frozen(kw_only=True)
@@ -51,31 +47,15 @@ class OffloadingConfig:
 def structure_offloading(raw: object, *, path: str = "$.adp") -> OffloadingConfig:
     """Turn what the user wrote under `path` into settings.
 
-    Raises ConfigError with every problem at once, each as `"text @ $.path"`: an unknown key (with the known
-    ones), a value of another type (`"false"` is no number, `true` is no integer), a value out of bounds.
+    Raises ConfigError with every problem at once, each as `"text @ $.path"`: an unknown key (and what is
+    allowed), a value of another type (`"4096"` is no number, `true` is no integer), a value out of bounds.
     """
-    if not isinstance(raw, Mapping):
-        raise ConfigError((f"expected an object, not {type(raw).__name__} @ {path}",))
-    problems: list[str] = []
-    values: dict[str, Any] = {}
-    fields = attrs.fields_dict(OffloadingConfig)
-    for key, value in raw.items():
-        if key not in fields:
-            problems.append(f"unknown key (allowed: {', '.join(sorted(fields))}) @ {path}.{key}")
-            continue
-        kind = fields[key].type
-        if kind is float and type(value) is int:
-            value = float(value)
-        allowed: tuple[type, ...] = (str, type(None)) if kind == (str | None) else (kind,)  # type: ignore[assignment]
-        if type(value) not in allowed:
-            wanted = " or ".join(t.__name__.replace("NoneType", "null") for t in allowed)
-            problems.append(f"expected {wanted}, not {type(value).__name__} @ {path}.{key}")
-            continue
-        try:
-            attrs.evolve(OffloadingConfig(), **{key: value})
-        except ValueError as error:
-            problems.append(f"{error.args[0]} @ {path}.{key}")
-        values[key] = value
-    if problems:
-        raise ConfigError(tuple(problems))
-    return OffloadingConfig(**values)
+    try:
+        return structure(raw, OffloadingConfig)
+    except ConfigError as error:
+        raise ConfigError(tuple(_below(path, problem) for problem in error.problems)) from None
+
+
+def _below(path: str, problem: str) -> str:
+    text, _, inner = problem.rpartition("@ $")
+    return f"{text}@ {path}{inner}"
