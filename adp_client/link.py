@@ -14,7 +14,7 @@ from .backoff import Backoff
 from .config import ClientConfig
 from .epoch import Epoch
 from .protocol.connection import Connection
-from .protocol.constants import ErrorCode, Role
+from .protocol.constants import ErrorCode, Feature, Role
 from .protocol.errors import ConnectFailed, LinkClosed, LinkRefused, RemoteProtocolError
 from .protocol.events import NoticeReceived, Opened, PeerClosed
 from .protocol.messages import ErrorMessage, Hello
@@ -160,7 +160,11 @@ class Link:
     async def _greet(self, transport: Transport) -> Connection:
         connection = Connection(Role.CLIENT)
         token = self._config.token
-        hello = Hello(token=b"" if token is None else token.encode(), agent=AGENT)
+        hello = Hello(
+            features=Feature.END_TO_END if self._config.verify_payloads else Feature.NONE,
+            token=b"" if token is None else token.encode(),
+            agent=AGENT,
+        )
         broken: OSError | None = None
         try:
             await transport.send([connection.hello(hello)])

@@ -31,11 +31,15 @@ class Releasable(Protocol):
 
 @attrs.define(eq=False)
 class Frame:
-    """One frame: its encoded header and body, then ranges of files."""
+    """One frame: its encoded header and body, then ranges of files.
+
+    `reads` is what the ranges belong to; `owned` are those of them that end with this frame.
+    """
 
     parts: Sequence[Part]
     payload_bytes: int = 0
     owned: Sequence[Releasable] = ()
+    reads: Sequence[Releasable] = ()
 
     def release(self) -> None:
         """It has been sent, or never will be."""
@@ -53,6 +57,7 @@ class Outbox:
         self._prompt: list[bytes] = []
         self._in_turn: deque[Frame] = deque()
         self._queued_bytes = 0
+        self._failed: list[Frame] = []
         self._is_sending = False
         self._is_finishing = False
         self._is_closed = False
@@ -126,12 +131,9 @@ class Outbox:
                 elif self._in_turn:
                     frames = self._next_frames()
                     self._is_sending = True
-                    try:
-                        await self._send(transport, [part for frame in frames for part in frame.parts])
-                    finally:
-                        for frame in frames:
-                            frame.release()
-                        self._made_room(sum(frame.payload_bytes for frame in frames))
+                    self._failed = frames  # until they are out
+                    await self._send(transport, [part for frame in frames for part in frame.parts])
+                    self._release_failed()
                 elif self._is_finishing:
                     return
                 else:
@@ -142,7 +144,19 @@ class Outbox:
                     self._empty.set()
                     self._empty = anyio.Event()
         finally:
-            self.close()
+            self._is_closed = True
+            self._drop()
+
+    @property
+    def failed(self) -> list[Releasable]:
+        """What was being read when `run` raised, still pinned; `close` releases it."""
+        return [each for frame in self._failed for each in frame.reads]
+
+    def _release_failed(self) -> None:
+        frames, self._failed = self._failed, []
+        for frame in frames:
+            frame.release()
+        self._made_room(sum(frame.payload_bytes for frame in frames))
 
     def _next_frames(self) -> list[Frame]:
         """What goes out in one call: one frame, or several small ones."""
@@ -161,6 +175,7 @@ class Outbox:
         """Drop what has not been sent, and whatever is put from now on."""
         self._is_closed = True
         self._drop()
+        self._release_failed()
 
     def _drop(self) -> None:
         self._prompt.clear()

@@ -10,10 +10,12 @@ memory. Requests of a connection run side by side; `fences` says which may start
 """
 
 import contextlib
+import errno
 import hmac
 import logging
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import anyio
 import anyio.abc
@@ -259,7 +261,7 @@ class Session:
         self._max_body_bytes = hello.max_body_bytes
         self._max_payload_bytes = hello.max_payload_bytes
         welcome = Welcome(
-            features=Feature.FRAGMENTS,
+            features=Feature.FRAGMENTS | Feature.END_TO_END,
             boot_id=self._shared.boot_id,
             limits=self._shared.limits,
             agent=self._shared.agent,
@@ -350,7 +352,12 @@ class Session:
     # ------------------------------------------------------------ READ
 
     async def _read(self, request_id: int, message: Read) -> None:
-        """Pin, verify, send. The next batch is verified while the one before it is being sent."""
+        """Pin, verify, send. The next batch is verified while the one before it is being sent.
+
+        A client that verifies end to end is sent the bytes as they are: its check covers all that ours would,
+        and the way here too; what it finds damaged, it names in a CHECK.
+        """
+        is_end_to_end = Feature.END_TO_END in self._connection.features
         opened = self._store.open_read(message.namespace, message.keys)
         leases = {
             index: lease for index, lease in enumerate(opened) if lease is not None
@@ -367,7 +374,10 @@ class Session:
                 lease.release()
             batches = list(portions({index: lease.length for index, lease in leases.items()}))
             for number, batch in enumerate(batches, 1):
-                statuses = await self._store.verify([leases[index] for index in batch])
+                if is_end_to_end:
+                    statuses = bytes(len(batch))
+                else:
+                    statuses = await self._store.verify([leases[index] for index in batch])
                 found: list[Found] = []
                 for index, status in zip(batch, statuses, strict=True):
                     lease = leases[index]
@@ -410,6 +420,7 @@ class Session:
             head = self._connection.reply(request_id, ReadReply(items=tuple(items)), is_final=is_final)
             parts: list[Part] = [head]
             owned: list[ReadLease] = []
+            reads: list[ReadLease] = []
             payload_bytes = 0
             for item in items:
                 if item.status is not ErrorCode.OK:
@@ -420,10 +431,11 @@ class Session:
                     for part in cut_extents(lease.extents, item.offset, item.length)
                 )
                 payload_bytes += item.length
+                reads.append(lease)
                 if item.offset + item.length == item.object_bytes:
                     owned.append(leases.pop(item.index))
             self._shared.counters.sent_bytes += payload_bytes
-            await self._outbox.put(Frame(parts=parts, payload_bytes=payload_bytes, owned=owned))
+            await self._outbox.put(Frame(parts=parts, payload_bytes=payload_bytes, owned=owned, reads=reads))
 
     # ------------------------------------------------------------ WRITE
 
@@ -583,11 +595,21 @@ class Session:
         except (OSError, EOFError) as exc:
             # Perhaps in the middle of a frame, which nobody can finish: only closing is left.
             log.info("%s: sending failed: %s", self._peer, exc or type(exc).__name__)
+            if isinstance(exc, OSError) and exc.errno == errno.EIO:
+                await self._drop_unreadable()
             self._over.cancel()
         else:
             self._sent.set()
             if not self._is_at_fault:
                 self._over.cancel()
+
+    async def _drop_unreadable(self) -> None:
+        """The device, not the peer, ended a frame: find out which of its objects, so that they are misses.
+
+        The client will ask again on another connection, and must not meet the same end there.
+        """
+        with anyio.move_on_after(self._shared.patience.farewell_seconds):
+            await self._store.verify(cast(list[ReadLease], self._outbox.failed))
 
     async def _say_why(self, violation: RemoteProtocolError) -> None:
         """Best effort, and bounded: ERROR, after the frame under way."""

@@ -57,6 +57,7 @@ class Feature(enum.IntFlag):
     REGIONS = 2
     FRAGMENTS = 4  # the gateway itself cuts objects above the device limit
     CREDITS = 8  # the gateway may change the window with CREDIT
+    END_TO_END = 16  # the client verifies every object that it receives, and says CHECK of a damaged one
 
 
 class ErrorCode(enum.IntEnum):

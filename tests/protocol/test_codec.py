@@ -116,7 +116,7 @@ def test_unknown_features_are_ignored() -> None:
     body[8:16] = b"\xff" * 8
     message = decode_body(Opcode.HELLO, False, memoryview(body))
     assert isinstance(message, Hello)
-    assert message.features.value == 0b1111
+    assert message.features.value == 0b11111
 
 
 def test_goodbye_may_carry_any_code() -> None:

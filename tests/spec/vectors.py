@@ -148,7 +148,7 @@ def _valid() -> list[Vector]:
             )
         )
 
-    every = Feature.LEASES | Feature.REGIONS | Feature.FRAGMENTS | Feature.CREDITS
+    every = Feature.LEASES | Feature.REGIONS | Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
     add("hello-plain", Hello(agent="example/1"), 0)
     add(
         "hello-full",
