@@ -15,9 +15,9 @@ READ_ITEM_BYTES = 32
 MIN_BODY_BYTES = 64
 
 
-#: How much is verified, and so at the earliest sent, in one go: less at first, so that sending starts soon.
+#: How much is prepared, and so at the earliest sent, in one go: less at first, so that sending starts soon.
 FIRST_PORTION_BYTES = 2 << 20
-PORTION_BYTES = 8 << 20
+PORTION_BYTES = 8 << 20  # of what is verified first
 PORTION_ITEMS = 512
 
 
@@ -82,14 +82,14 @@ def status_replies(statuses: bytes, *, max_body_bytes: int) -> list[StatusReply]
     ]
 
 
-def portions(lengths: Mapping[int, int]) -> Iterator[list[int]]:
-    """The items whose `lengths` are given, in order, cut into what is verified together."""
+def portions(lengths: Mapping[int, int], portion_bytes: int) -> Iterator[list[int]]:
+    """The items whose `lengths` are given, in order, cut into what is prepared together."""
     portion: list[int] = []
     room_bytes = FIRST_PORTION_BYTES
     for index, length in lengths.items():
         if portion and (length > room_bytes or len(portion) == PORTION_ITEMS):
             yield portion
-            portion, room_bytes = [], PORTION_BYTES
+            portion, room_bytes = [], portion_bytes
         portion.append(index)
         room_bytes -= length
     if portion:

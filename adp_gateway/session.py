@@ -64,6 +64,7 @@ from .outbox import Frame, Outbox
 from .replies import (
     EXIST_HEAD_BYTES,
     MIN_BODY_BYTES,
+    PORTION_BYTES,
     Found,
     cut_extents,
     portions,
@@ -372,7 +373,8 @@ class Session:
                 lease = leases.pop(index)
                 failed.append(ReadItem(index=index, status=ErrorCode.TOO_LARGE, object_bytes=lease.length))
                 lease.release()
-            batches = list(portions({index: lease.length for index, lease in leases.items()}))
+            lengths = {index: lease.length for index, lease in leases.items()}
+            batches = list(portions(lengths, self._max_payload_bytes if is_end_to_end else PORTION_BYTES))
             for number, batch in enumerate(batches, 1):
                 if is_end_to_end:
                     statuses = bytes(len(batch))

@@ -140,7 +140,7 @@ def test_status_replies_cover_every_item_once(statuses: bytes, max_body_bytes: i
 
 @given(st.dictionaries(st.integers(0, 9999), st.integers(0, 20 << 20), max_size=50))
 def test_portions_are_bounded_and_keep_the_order(lengths: dict[int, int]) -> None:
-    cut = list(portions(lengths))
+    cut = list(portions(lengths, PORTION_BYTES))
     assert [index for portion in cut for index in portion] == list(lengths)
     for number, portion in enumerate(cut):
         limit = PORTION_BYTES if number else FIRST_PORTION_BYTES
@@ -148,7 +148,11 @@ def test_portions_are_bounded_and_keep_the_order(lengths: dict[int, int]) -> Non
 
 
 def test_portions_of_many_small_items() -> None:
-    assert [len(portion) for portion in portions(dict.fromkeys(range(1100), 0))] == [512, 512, 76]
+    assert [len(portion) for portion in portions(dict.fromkeys(range(1100), 0), PORTION_BYTES)] == [
+        512,
+        512,
+        76,
+    ]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())
