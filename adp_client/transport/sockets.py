@@ -319,6 +319,16 @@ async def connect(endpoint: Endpoint, *, limiter: anyio.CapacityLimiter | None =
     raise problem or OSError(f"{endpoint} has no address")
 
 
+def is_self_connected(sock: socket.socket) -> bool:
+    """Whether `sock` talks to itself.
+
+    Dialling a loopback port of the ephemeral range on which nobody listens can be given that very port as its
+    own, and TCP's simultaneous open then succeeds: the client would hear its own HELLO, and keep the gateway
+    from its port.
+    """
+    return sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername()
+
+
 async def _dial(family: int, address: object) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -332,6 +342,8 @@ async def _dial(family: int, address: object) -> socket.socket:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code)) from None
+        if is_self_connected(sock):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there but this very socket")
         await anyio.lowlevel.checkpoint()
     except BaseException:
         sock.close()

@@ -21,6 +21,7 @@ from adp_client.transport import (
     UnixEndpoint,
     connect,
 )
+from adp_client.transport.sockets import is_self_connected
 
 pytestmark = pytest.mark.anyio
 BULK = 3 << 20  # more than any socket buffer, and above the threshold for a worker thread
@@ -322,3 +323,18 @@ async def test_a_shared_limiter_is_free_again_when_transfers_end_or_are_cancelle
     await wait_until(lambda: limiter.borrowed_tokens == 0)
     await one.aclose()
     await other.aclose()
+
+
+def test_a_socket_that_reached_itself_is_recognised():
+    with socket.socket() as lonely:
+        lonely.bind(("127.0.0.1", 0))
+        lonely.connect(lonely.getsockname())
+        assert is_self_connected(lonely)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as dialled,
+    ):
+        assert not is_self_connected(dialled)
+    left, right = socket.socketpair()
+    with left, right:
+        assert not is_self_connected(left)
