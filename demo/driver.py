@@ -4,9 +4,10 @@ vLLM runs in-process (one process, its scheduler and its worker in reach), so th
 engine's own memory: `record` writes down the bytes of every cached block straight from the KV cache tensors,
 without passing through anything of ours. Nothing of vLLM is patched.
 
-    {"do": "generate", "name": str, "prompt": [int], "max_tokens": int}  -> {"tokens", "logprobs", "cached_tokens", "ttft_seconds"}
-    {"do": "record", "folder": str}                                      -> {"blocks": int}
-    {"do": "quit"}                                                       -> the process ends
+    {"do": "generate", "name": str, "prompt": [int], "max_tokens": int}
+        -> {"tokens": [int], "logprobs": [float], "cached_tokens": int, "ttft_seconds": float}
+    {"do": "record", "folder": str}
+        -> {"blocks": int}
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ from typing import Any
 
 from demo import pages
 
-# Before vLLM is imported: one process, small, quiet, offline. 0.28 hashes blocks with Python's own seed unless it is
-# fixed; the adapter's plugin fixes it too, but the run without an adapter must be comparable.
+# Before vLLM is imported: one process, small, quiet, offline.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONHASHSEED": "0",
 }
 
 
@@ -45,6 +44,7 @@ class Engine:
             kv_transfer_config=transfer,
             skip_tokenizer_init=True,
             enforce_eager=True,
+            dtype="float32",  # bfloat16 would round away the difference between right and nearly right
             distributed_executor_backend="uni",
             max_model_len=options.max_model_len,
             num_gpu_blocks_override=options.blocks,
@@ -56,7 +56,7 @@ class Engine:
         self._recorded: set[bytes] = set()
 
     def generate(self, name: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """Run one request to its end. The first token's time counts from the moment the engine gets the request."""
+        """Run one request to its end. The clock starts when the engine gets the request."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -128,7 +128,9 @@ def page_bytes(cache: Any, num_blocks: int, block_id: int) -> bytes:
     start = block.storage_offset() * block.element_size()
     extent = sum((size - 1) * stride for size, stride in zip(block.shape, block.stride(), strict=True)) + 1
     if extent * block.element_size() != length:
-        raise RuntimeError(f"block {block_id} is not one piece of memory: shape {block.shape}, {block.stride()}")
+        raise RuntimeError(
+            f"block {block_id} is not one piece of memory: shape {block.shape}, {block.stride()}"
+        )
     return raw[start : start + length].numpy().tobytes()
 
 
@@ -152,8 +154,6 @@ def serve(options: argparse.Namespace) -> None:
                 answer(engine.generate(**request))
             case "record":
                 answer({"blocks": engine.record(Path(request["folder"]))})
-            case "quit":
-                return
 
 
 def main() -> None:

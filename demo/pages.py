@@ -34,7 +34,9 @@ def append(folder: Path, block: RecordedBlock) -> None:
         for layer, page in block.pages.items():
             pages.append([layer, data.tell(), len(page)])
             data.write(page)
-        index.write(json.dumps({"block_hash": block.block_hash.hex(), "group": block.group, "pages": pages}) + "\n")
+        index.write(
+            json.dumps({"block_hash": block.block_hash.hex(), "group": block.group, "pages": pages}) + "\n"
+        )
 
 
 def load(folder: Path) -> Iterator[RecordedBlock]:

@@ -22,11 +22,11 @@ DRAIN_SECONDS = 20.0
 
 
 class ProcessDied(Exception):
-    """A process of the demo ended when it should have answered; the text says which one and where its log is."""
+    """A process of the demo ended when it should have answered; the text says which one, and its log."""
 
 
 def adp_gateway() -> str:
-    """The command beside this interpreter: the demo runs in the environment where the package is installed."""
+    """The command beside this interpreter: the demo runs where the package is installed."""
     return str(Path(sys.executable).with_name("adp-gateway"))
 
 
