@@ -1,7 +1,7 @@
 """The reference for reads: nothing but `sendfile` on one side and `recv_into` on the other, in two processes.
 
-The server opens one file, and for every byte it receives sends `count` pages of it. No framing, no checksums, no
-index, default socket buffers: as fast as two Python processes can move these bytes over this kind of socket.
+For every byte it receives, the server sends `count` pages of one file. No framing, no checksums, no
+index, default socket buffers: as fast as two Python processes can move these bytes over such a socket.
 """
 
 from __future__ import annotations

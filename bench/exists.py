@@ -61,7 +61,7 @@ async def time_ours(client: Client, keys: list[bytes]) -> float:
 
 
 def time_redis(server: redis.Redis, keys: list[bytes]) -> float:
-    """Seconds for a pipeline of one EXISTS a key (one EXISTS of all keys would only count); the answer is checked."""
+    """Seconds for a pipeline of one EXISTS a key (one for all of them would only count); checked."""
     began = time.perf_counter()
     pipeline = server.pipeline(transaction=False)
     for key in keys:

@@ -84,8 +84,8 @@ async def measure_reads(
 
 
 def _user_seconds() -> float:
-    # The client's own work, checksums included. The kernel's copy out of the socket is system time: it grows with
-    # the page, is the same for every program, and is what the throughput rows compare.
+    # The client's own work, checksums included. The kernel's copy out of the socket is system time: it grows
+    # with the page, is the same for every program, and is what the throughput rows compare.
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 

@@ -12,8 +12,8 @@ import attrs
 class Row:
     """One line of the table. `ours` and `reference` are medians of `samples` measurements, taken in turns.
 
-    `ratio` says how many times as fast as the reference we are, whatever the unit: above 1 we are faster. Rows
-    without a reference have None for both.
+    `ratio` says how many times as fast as the reference we are, whatever the unit: above 1 we are faster.
+    Rows without a reference have None for both.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Row:
 
 
 def worst(name: str, rows: Sequence[Row]) -> Row:
-    """The row with the lowest ratio, under a common name: a claim about all of them is a claim about the worst."""
+    """The row with the lowest ratio, under a common name: a claim about all is a claim about the worst."""
     return min(rows, key=lambda row: row.ratio if row.ratio is not None else 0.0).renamed(name)
 
 
