@@ -169,7 +169,7 @@ def transfer_config(endpoint: str) -> dict[str, object]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "ADPOffloadingSpec",
-            "adp": {"client": {"endpoint": endpoint}},
+            "adp": {"endpoint": endpoint},
         },
     }
 
