@@ -26,6 +26,7 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
     """Every row. `folder` takes the gateway's data and the reference's files, on one file system."""
     throughput: list[Row] = []
     cpu: list[Row] = []
+    exists: list[Row] = []
     endpoints = {
         "unix": (socket.AF_UNIX, f"unix://{folder}/gateway.sock"),
         "tcp": (socket.AF_INET, f"tcp://127.0.0.1:{free_port()}"),

@@ -131,7 +131,7 @@ def page_bytes(cache: Any, num_blocks: int, block_id: int) -> bytes:
         raise RuntimeError(
             f"block {block_id} is not one piece of memory: shape {block.shape}, {block.stride()}"
         )
-    return raw[start : start + length].numpy().tobytes()
+    return bytes(raw[start : start + length].numpy())
 
 
 def serve(options: argparse.Namespace) -> None:

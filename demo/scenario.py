@@ -30,7 +30,6 @@ from adp_client.protocol.keys import ObjectKey
 from demo import pages
 from demo.processes import EngineProcess, Generated, run_engine, run_gateway
 from demo.report import Report
-from demo.weights import write_model
 
 MODEL_CONFIG = Path(__file__).parent / "model" / "config.json"
 SEED = 7
@@ -99,6 +98,8 @@ class Baseline:
 
 async def run(settings: Settings, *, folder: Path, narrator: Narrator) -> Report:
     """Play the whole story; logs, pages and data stay in `folder`. Raises ProcessDied, TimeoutError."""
+    from demo.weights import write_model  # needs torch; the judging below does not
+
     say = narrator.say
     model = folder / "model"
     say("writing a small model with random weights")
