@@ -4,6 +4,7 @@
     nox -s tests                     the test suite against the built wheel, on every Python that is here
     nox -s vllm                      the end-to-end tests on real vLLM, one run for each supported version
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
+    nox -s fuzz                      a minute of coverage-guided fuzzing for each target
     nox -s bench                     our numbers beside the reference's, measured in the same run
 
 The Pythons come from pyproject's classifiers, the vLLM versions from ``[tool.adp]``.
@@ -127,6 +128,13 @@ def vectors(session: nox.Session) -> None:
     """The published test vectors of the protocol, against the installed client alone."""
     session.install(wheel(session), *TEST_TOOLS)
     session.run("pytest", "tests/spec", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing: 60 seconds a target; ``-- --seconds 3600`` for long, ``-- TARGET`` for one."""
+    session.install(wheel(session), "atheris")
+    session.run("python", "-m", "fuzz", *session.posargs)
 
 
 # ------------------------------------------------------------------------------------------------ real vLLM
