@@ -29,15 +29,14 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
     exists: list[Row] = []
     endpoints = {
         "unix": (socket.AF_UNIX, f"unix://{folder}/gateway.sock"),
-        "tcp": (socket.AF_INET, f"tcp://127.0.0.1:{free_port()}"),
+        "tcp": (socket.AF_INET, "tcp://127.0.0.1:0"),
     }
-    for transport, (family, endpoint) in endpoints.items():
+    for transport, (family, wanted) in endpoints.items():
         data = folder / f"data-{transport}"
         async with (
-            run_gateway(data=data, endpoint=endpoint, log=folder / f"{transport}.log"),
+            run_gateway(data=data, endpoint=wanted, log=folder / f"{transport}.log") as endpoint,
             Client(ClientConfig(endpoint=endpoint)) as client,
         ):
-            await client.ping()
             print(f"reads over {transport} ...", flush=True)
             rows = await measure_reads(
                 client, transport=transport, family=family, folder=folder, samples=samples
@@ -54,12 +53,6 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
         max(cpu, key=lambda row: row.ours).renamed("client_cpu_us_per_page"),
         *cpu,
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def main() -> int:

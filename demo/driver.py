@@ -111,6 +111,12 @@ class Engine:
             )
 
     @property
+    def namespace(self) -> bytes:
+        """Where the adapter keeps this engine's objects; empty without one."""
+        connector = self._core.scheduler.connector
+        return b"" if connector is None else bytes(connector.connector_scheduler.manager.namespace)
+
+    @property
     def block_size(self) -> int:
         """Tokens in one block."""
         return int(self._core.scheduler.block_size)
@@ -146,7 +152,7 @@ def serve(options: argparse.Namespace) -> None:
     import vllm
 
     engine = Engine(options)
-    answer({"vllm": vllm.__version__, "block_size": engine.block_size})
+    answer({"vllm": vllm.__version__, "block_size": engine.block_size, "namespace": engine.namespace.hex()})
     for line in sys.stdin:
         request = json.loads(line)
         match request.pop("do"):

@@ -31,22 +31,30 @@ def adp_gateway() -> str:
 
 
 @asynccontextmanager
-async def run_gateway(*, data: Path, endpoint: str, log: Path) -> AsyncIterator[anyio.abc.Process]:
-    """`adp-gateway serve`, drained with SIGTERM on the way out.
+async def run_gateway(*, data: Path, endpoint: str, log: Path) -> AsyncIterator[str]:
+    """`adp-gateway serve` on a directory; gives the endpoint clients can connect to (port 0 chosen by then).
 
-    Raises ProcessDied when it does not end well by itself. On cancellation it is killed.
+    Drained with SIGTERM on the way out. Raises ProcessDied when it does not start or does not end well by
+    itself. On cancellation it is killed.
     """
     with log.open("wb") as stderr:
         process = await anyio.open_process(
             [adp_gateway(), "serve", "--data", str(data), "--listen", endpoint],
             stdin=subprocess.DEVNULL,
-            stdout=stderr,
+            stdout=subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C reaches the demo, and the demo drains the gateway
+            start_new_session=True,  # Ctrl-C reaches us, and we drain the gateway
         )
     try:
-        yield process
-        if process.returncode is None:
+        assert process.stdout is not None
+        try:
+            line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", MAX_ANSWER_BYTES)
+        except (anyio.IncompleteRead, anyio.EndOfStream) as error:
+            raise ProcessDied(f"the gateway did not start; its log: {log}") from error
+        ready, listening = line.decode().split()
+        assert ready == "ready"
+        yield listening
+        with suppress(ProcessLookupError):
             process.terminate()
         with anyio.move_on_after(DRAIN_SECONDS):
             await process.wait()

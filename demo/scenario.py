@@ -126,13 +126,13 @@ async def run(settings: Settings, *, folder: Path, narrator: Narrator) -> Report
 
     # A socket's path must be short, so it does not live in `folder`.
     with tempfile.TemporaryDirectory(prefix="adp-") as sockets:
-        endpoint = f"unix://{sockets}/gateway.sock"
         say("starting the gateway on an empty directory")
         async with (
-            run_gateway(data=folder / "gateway", endpoint=endpoint, log=folder / "gateway.log"),
+            run_gateway(
+                data=folder / "gateway", endpoint=f"unix://{sockets}/gateway.sock", log=folder / "gateway.log"
+            ) as endpoint,
             Client(ClientConfig(endpoint=endpoint)) as client,
         ):
-            await client.ping()
             recorded = folder / "pages"
             recorded.mkdir()
             async with engine("engine-1", endpoint) as one:
