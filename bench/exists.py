@@ -12,8 +12,7 @@ from pathlib import Path
 
 import redis
 
-from adp_client import Client
-from adp_client.protocol.keys import ObjectKey
+from adp_client import Client, ObjectKey
 from bench.reads import NAMESPACE
 from bench.report import Row
 

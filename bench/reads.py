@@ -11,8 +11,8 @@ from pathlib import Path
 
 import attrs
 
-from adp_client import Client
-from adp_client.protocol.constants import NAMESPACE_BYTES, ErrorCode
+from adp_client import Client, ErrorCode
+from adp_client.protocol.constants import NAMESPACE_BYTES
 from bench.bare import bare_server
 from bench.report import Row
 

@@ -25,8 +25,7 @@ from random import Random
 import anyio
 import attrs
 
-from adp_client import Client, ClientConfig
-from adp_client.protocol.keys import ObjectKey
+from adp_client import Client, ClientConfig, ObjectKey
 from demo import pages
 from demo.processes import EngineProcess, Generated, run_engine, run_gateway
 from demo.report import Report
