@@ -119,8 +119,9 @@ async def run(settings: Settings, *, folder: Path, narrator: Narrator) -> Report
             log=folder / f"{name}.log",
         )
 
+    say("starting vLLM without ADP")
     async with engine("engine-without-adp", None) as without:
-        await get_ready(without, settings, "the engine without ADP", narrator)
+        await get_ready(without, settings, narrator)
         baseline = await run_baseline(without, histories, vocabulary, narrator)
 
     # A socket's path must be short, so it does not live in `folder`.
@@ -134,15 +135,17 @@ async def run(settings: Settings, *, folder: Path, narrator: Narrator) -> Report
         ):
             recorded = folder / "pages"
             recorded.mkdir()
+            say("starting vLLM with ADP")
             async with engine("engine-1", endpoint) as one:
-                await get_ready(one, settings, "the engine with ADP", narrator)
+                await get_ready(one, settings, narrator)
                 first = await store(one, client, histories, recorded, narrator)
                 say("killing the engine with SIGKILL")
                 await one.kill()
             compared, identical = await compare_pages(client, one.namespace, recorded)
             say(f"read back {compared:,} pages from the gateway; {identical:,} are what the engine held")
+            say("starting vLLM again")
             async with engine("engine-2", endpoint) as two:
-                await get_ready(two, settings, "the engine again", narrator)
+                await get_ready(two, settings, narrator)
                 second = await restore(two, baseline.returning, narrator)
             say("stopping the gateway")
 
@@ -188,14 +191,14 @@ def random_tokens(seed: str, count: int, vocabulary: int) -> list[int]:
     return [random.randrange(vocabulary) for _ in range(count)]
 
 
-async def get_ready(engine: EngineProcess, settings: Settings, name: str, narrator: Narrator) -> None:
+async def get_ready(engine: EngineProcess, settings: Settings, narrator: Narrator) -> None:
     """One short request, so that compiling kernels is nobody's time to first token."""
     if engine.block_size != settings.block_tokens:
         raise RuntimeError(
             f"vLLM uses blocks of {engine.block_size} tokens; the demo expects {settings.block_tokens}"
         )
     await engine.generate("warm-up", list(range(WARM_UP_TOKENS)), max_tokens=2)
-    narrator.say(f"{name} is up: vLLM {engine.vllm}, process {engine.pid}")
+    narrator.say(f"the engine is up: vLLM {engine.vllm}, process {engine.pid}")
 
 
 async def run_baseline(
