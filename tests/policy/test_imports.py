@@ -39,6 +39,11 @@ def test_contracts_hold(copy: Path) -> None:
         ("adp_client/protocol/frames.py", "from random import random"),
         ("adp_client/__init__.py", "import adp_gateway"),
         ("adp_gateway/__init__.py", "import adp_engines"),
+        ("adp_gateway/session.py", "from adp_client.client import Client"),
+        ("adp_gateway/store/index.py", "from adp_client.protocol import keys"),
+        ("adp_gateway/device/base.py", "import socket"),
+        ("adp_engines/geometry.py", "import torch"),
+        ("adp_engines/catalogue.py", "import vllm"),
     ],
 )
 def test_a_planted_violation_is_found(copy: Path, module: str, line: str) -> None:
