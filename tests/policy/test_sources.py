@@ -15,29 +15,30 @@ REGISTRY_HOSTS = [f"{name}.org" for name in ("pypi", "pythonhosted", "download.p
 
 
 def sleeps(source: str) -> Iterator[tuple[int, str]]:
-    """Calls that wait for a fixed time: `time.sleep(x)`, `anyio.sleep(x)`, also when imported by name.
+    """Calls that wait for a fixed time and hope.
 
-    `sleep(0)` is a checkpoint and `sleep_forever()` waits to be cancelled; both are fine.
+    Fine are: `sleep(0)`, a checkpoint; `sleep_forever()`, which waits to be cancelled; a `while` loop that asks
+    another process until it says yes; and a virtual clock, on which sleeping takes no time.
     """
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module in SLEEPERS
-            and any(a.name == "sleep" for a in node.names)
+    tree = ast.parse(source)
+    polling = {id(node) for loop in ast.walk(tree) if isinstance(loop, ast.While) for node in ast.walk(loop)}
+    clocks = SLEEPERS if "autojump_threshold" not in source else {"time"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in SLEEPERS:
+            if any(alias.name == "sleep" for alias in node.names):
+                yield node.lineno, f"from {node.module} import sleep"
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep"
         ):
-            yield node.lineno, f"from {node.module} import sleep"
-        if (
-            not isinstance(node, ast.Call)
-            or not isinstance(node.func, ast.Attribute)
-            or node.func.attr != "sleep"
-        ):
-            continue
-        owner, checkpoint = (
-            node.func.value,
-            [arg for arg in node.args if isinstance(arg, ast.Constant) and arg.value == 0],
-        )
-        if isinstance(owner, ast.Name) and owner.id in SLEEPERS and not checkpoint:
-            yield node.lineno, f"{owner.id}.sleep"
+            owner = node.func.value
+            is_checkpoint = any(isinstance(each, ast.Constant) and each.value == 0 for each in node.args)
+            if (
+                isinstance(owner, ast.Name)
+                and owner.id in clocks
+                and not is_checkpoint
+                and id(node) not in polling
+            ):
+                yield node.lineno, f"{owner.id}.sleep"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,9 @@ def sleeps(source: str) -> Iterator[tuple[int, str]]:
         ("import anyio\nasync def f():\n    await anyio.sleep(delay)", [3]),
         ("from time import sleep", [1]),
         ("import trio\nasync def f():\n    await trio.sleep(0)\n    await trio.sleep_forever()", []),
+        ("import time\nwhile not ready():\n    time.sleep(0.05)\ntime.sleep(1)", [4]),
+        ("clock = MockClock(autojump_threshold=0)\nasync def f():\n    await anyio.sleep(3600)", []),
+        ("clock = MockClock(autojump_threshold=0)\ntime.sleep(1)", [2]),
     ],
 )
 def test_the_scan_for_sleeps_sees_what_it_should(source: str, found: list[int]) -> None:
