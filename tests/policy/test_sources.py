@@ -17,11 +17,12 @@ REGISTRY_HOSTS = [f"{name}.org" for name in ("pypi", "pythonhosted", "download.p
 def sleeps(source: str) -> Iterator[tuple[int, str]]:
     """Calls that wait for a fixed time and hope.
 
-    Fine are: `sleep(0)`, a checkpoint; `sleep_forever()`, which waits to be cancelled; a `while` loop that asks
-    another process until it says yes; and a virtual clock, on which sleeping takes no time.
+    Fine are: `sleep(0)`, a checkpoint; `sleep_forever()`, which waits to be cancelled; a `while` loop that
+    asks another process until it says yes; and a virtual clock, on which sleeping takes no time.
     """
     tree = ast.parse(source)
-    polling = {id(node) for loop in ast.walk(tree) if isinstance(loop, ast.While) for node in ast.walk(loop)}
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
+    polling = {id(node) for loop in loops for node in ast.walk(loop)}
     clocks = SLEEPERS if "autojump_threshold" not in source else {"time"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in SLEEPERS:
