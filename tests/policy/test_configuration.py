@@ -5,10 +5,10 @@ import re
 
 import attrs
 import pytest
+
 from adp_client.config import BackoffConfig, ClientConfig, Timeouts
 from adp_engines.config import OffloadingConfig
 from adp_gateway.cli import make_parser
-
 from policy.checkout import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
