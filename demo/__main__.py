@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main() -> int:
     if options.agents < 2:
         parser.error("--agents: at least 2 are needed to fight over the engine's cache")
 
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the progress lines are ours
     folder = options.keep or Path(tempfile.mkdtemp(prefix="adp-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
