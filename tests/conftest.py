@@ -1,15 +1,35 @@
-"""What every test may use. The root comes last on the path, for `fuzz`: an installed wheel wins."""
+"""What every test may rely on: both event loops, hypothesis profiles, the published vectors."""
 
+import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from spec.vectors import Vector, Violation, load
 
-sys.path.append(str(Path(__file__).parents[1]))
-
+ROOT = Path(__file__).parents[1]
 VALID, INVALID = load()
+
+# The packages under test are the installed ones; what else the checkout has (bench, demo, fuzz) is found
+# last, so that the checkout never shadows the wheel.
+sys.path.append(str(ROOT))
+
+hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("asyncio", {"debug": True}), id="asyncio"),
+        pytest.param(("trio", {"restrict_keyboard_interrupt_to_checkpoints": True}), id="trio"),
+    ]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """Tests marked `anyio` run on both."""
+    return request.param
 
 
 @pytest.fixture(params=VALID, ids=lambda vector: vector.name)

@@ -1,0 +1,107 @@
+"""READ of a batch of pages against a bare `sendfile` -> `recv_into` loop, and the client's own CPU time."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from adp_client import Client, ErrorCode
+from adp_client.protocol.constants import NAMESPACE_BYTES
+from bench.bare import bare_server
+from bench.report import Row
+
+BATCH_PAGES = 64
+PAGE_SIZES = {"256k": 256 * 1024, "1m": 1024 * 1024}
+WARM_UPS = 8
+NAMESPACE = b"\x01" * NAMESPACE_BYTES
+
+
+@attrs.frozen(kw_only=True)
+class ReadRows:
+    """What one transport gave."""
+
+    throughput: list[Row]
+    cpu: list[Row]
+
+
+async def measure_reads(
+    client: Client, *, transport: str, family: socket.AddressFamily, folder: Path, samples: int
+) -> ReadRows:
+    """Both page sizes over the transport that `client` uses; the reference uses the same kind of socket."""
+    throughput, cpu = [], []
+    for label, page_bytes in PAGE_SIZES.items():
+        content = bytes(range(256)) * (page_bytes // 256)
+        keys = [f"{label}/{page:028}".encode() for page in range(BATCH_PAGES)]
+        pages = [page.to_bytes(8, "big") + content[8:] for page in range(BATCH_PAGES)]
+        _expect_ok((await client.write(NAMESPACE, keys, pages)).statuses, "WRITE")
+        path = folder / f"{transport}-{label}"
+        path.write_bytes(b"".join(pages))
+
+        memory = memoryview(bytearray(BATCH_PAGES * page_bytes))
+        buffers = [memory[page * page_bytes :][:page_bytes] for page in range(BATCH_PAGES)]
+        ours: list[float] = []
+        reference: list[float] = []
+        user: list[float] = []
+        with bare_server(path, page_bytes=page_bytes, count=BATCH_PAGES, family=family) as bare:
+            for sample in range(samples + WARM_UPS):
+                _blank(memory)
+                began, used = time.perf_counter(), _user_seconds()
+                result = await client.read(NAMESPACE, keys, buffers)
+                took, used = time.perf_counter() - began, _user_seconds() - used
+                _expect_ok(result.statuses, "READ")
+                _expect_pages(buffers, pages)
+
+                _blank(memory)
+                began = time.perf_counter()
+                bare.read(buffers)
+                bare_took = time.perf_counter() - began
+                _expect_pages(buffers, pages)
+                if sample >= WARM_UPS:
+                    ours.append(took)
+                    reference.append(bare_took)
+                    user.append(used)
+        name = f"socket_read_vs_sendfile/{transport}/{label}"
+        throughput.append(
+            Row.of_throughput(name, moved_bytes=BATCH_PAGES * page_bytes, ours=ours, reference=reference)
+        )
+        cpu.append(
+            Row(
+                name=f"client_cpu_us_per_page/{transport}/{label}",
+                ours=round(statistics.mean(user) / BATCH_PAGES * 1e6, 1),
+                reference=None,
+                ratio=None,
+                unit="us",
+                samples=samples,
+            )
+        )
+    return ReadRows(throughput=throughput, cpu=cpu)
+
+
+def _user_seconds() -> float:
+    # The client's own work, checksums included. The kernel's copy out of the socket is system time: it grows
+    # with the page, is the same for every program, and is what the throughput rows compare.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+def _blank(memory: memoryview) -> None:
+    """Make sure that what is found afterwards was just received."""
+    memory[:: len(memory) // BATCH_PAGES] = bytes(BATCH_PAGES)
+
+
+def _expect_pages(buffers: Sequence[memoryview], pages: Sequence[bytes]) -> None:
+    if any(
+        buffer[:8] != page[:8] or buffer[-8:] != page[-8:]
+        for buffer, page in zip(buffers, pages, strict=True)
+    ):
+        raise RuntimeError("a page came back wrong")
+
+
+def _expect_ok(statuses: bytes, verb: str) -> None:
+    if set(statuses) != {ErrorCode.OK}:
+        raise RuntimeError(f"{verb} gave {sorted(set(statuses))}")
