@@ -127,7 +127,9 @@ class Connection:
         `deadline` is on the owner's clock; `handle_timeout` compares it. Returns the id and the bytes. Raises
         LocalProtocolError when the spec or the announced limits forbid it.
         """
-        step = Step.SEND_GOODBYE if isinstance(message, Goodbye) else Step.SEND_REQUEST
+        step = Step.SEND_REQUEST if request_id is None else Step.CONTINUE_REQUEST
+        if isinstance(message, Goodbye):
+            step = Step.SEND_GOODBYE
         if not self._machine.allows(step):
             self._machine.take(step)
         opcode = OPCODES[type(message)]

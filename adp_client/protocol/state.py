@@ -30,6 +30,7 @@ class Step(enum.Enum):
     SEND_WELCOME = "send WELCOME"
     RECEIVE_WELCOME = "receive WELCOME"
     SEND_REQUEST = "send a request"
+    CONTINUE_REQUEST = "send another frame of a request"
     RECEIVE_REQUEST = "receive a request"
     SEND_REPLY = "send a reply"
     RECEIVE_REPLY = "receive a reply"
@@ -66,6 +67,7 @@ TRANSITIONS: dict[Role, dict[State, dict[Step, State]]] = {
         State.GREETING: {Step.RECEIVE_WELCOME: State.OPEN, **_ALWAYS},
         State.OPEN: {
             Step.SEND_REQUEST: State.OPEN,
+            Step.CONTINUE_REQUEST: State.OPEN,
             Step.RECEIVE_REPLY: State.OPEN,
             Step.RECEIVE_CREDIT: State.OPEN,
             Step.RECEIVE_GOODBYE: State.DRAINING,
@@ -73,6 +75,7 @@ TRANSITIONS: dict[Role, dict[State, dict[Step, State]]] = {
             **_ALWAYS,
         },
         State.DRAINING: {
+            Step.CONTINUE_REQUEST: State.DRAINING,  # what was begun is finished
             Step.RECEIVE_REPLY: State.DRAINING,
             Step.RECEIVE_CREDIT: State.DRAINING,
             Step.SEND_GOODBYE: State.LEAVING,

@@ -229,6 +229,19 @@ def test_goodbye_waits_for_answers() -> None:
     assert client.next_event() is None
 
 
+def test_a_request_that_was_begun_is_finished_while_the_gateway_drains() -> None:
+    client, gateway = pair()
+    number, raw = client.request(spanning(HALF), is_final=False)
+    list(receive(gateway, raw + b"12"))
+    list(receive(client, gateway.notice(Goodbye(code=ErrorCode.SHUTTING_DOWN))))
+    _, raw = client.request(spanning(REST), request_id=number)
+    *_, done = receive(gateway, raw + b"345")
+    assert isinstance(done, RequestReceived)
+    assert done.is_final
+    (answer,) = receive(client, gateway.reply(number, StatusReply(statuses=b"\0")))
+    assert isinstance(answer, ReplyReceived)
+
+
 def test_draining_gateway_takes_no_new_requests() -> None:
     client, gateway = pair()
     _, crossed = client.request(Ping())
