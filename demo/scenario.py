@@ -159,8 +159,8 @@ async def run(settings: Settings, *, folder: Path, narrator: Narrator) -> Report
         pages_identical=identical,
         outputs_identical=outputs_identical(baseline, first, second),
         recompute_cached_tokens=sum(one.cached_tokens for one in baseline.second_cold),
-        ttft_recompute_s=statistics.median(one.ttft_seconds for one in baseline.second_cold),
-        ttft_restore_s=statistics.median(one.ttft_seconds for one in second),
+        ttft_recompute_s=median_ttft(baseline.second_cold),
+        ttft_restore_s=median_ttft(second),
         elapsed_s=round(narrator.elapsed_seconds, 1),
     )
 
@@ -285,6 +285,11 @@ def outputs_identical(baseline: Baseline, first: Sequence[Generated], second: Se
         and all(abs(x - y) <= LOGPROB_TOLERANCE for x, y in zip(a.logprobs, b.logprobs, strict=True))
         for a, b in zip(baseline.second_cold, second, strict=True)
     )
+
+
+def median_ttft(outputs: Sequence[Generated]) -> float:
+    """Seconds, to a tenth of a millisecond."""
+    return round(statistics.median(output.ttft_seconds for output in outputs), 4)
 
 
 def in_ms(output: Generated) -> str:
