@@ -53,6 +53,11 @@ class ReceiveBuffer:
             count -= len(target)
             self._next_target += 1
 
+    @property
+    def unparsed(self) -> memoryview:
+        """What is in the scratch buffer."""
+        return memoryview(self._scratch)[self._start : self._end]
+
     def peek(self, count: int) -> memoryview | None:
         """The next `count` bytes; None if they are not in yet, and then `views()` has room for them."""
         have = self._end - self._start

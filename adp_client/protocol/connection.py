@@ -42,7 +42,7 @@ from .events import (
     RequestReceived,
 )
 from .exchange import Exchange
-from .frames import FrameHeader, check_body, decode_header, encode_header
+from .frames import FrameHeader, check_beginning, check_body, decode_header, encode_header
 from .messages import (
     Credit,
     ErrorMessage,
@@ -323,6 +323,7 @@ class Connection:
         if self._header is None:
             raw = self._buffer.peek(HEADER_BYTES)
             if raw is None:
+                check_beginning(self._buffer.unparsed)
                 return self._end() if self._is_eof else None
             header = decode_header(raw)
             max_body, max_payload = self._own_limits()

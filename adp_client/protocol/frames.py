@@ -54,6 +54,16 @@ def encode_header(header: FrameHeader) -> bytes:
     return front + _CRC.pack(zlib.crc32(front))
 
 
+def check_beginning(raw: memoryview) -> None:
+    """Raise LocalProtocolError if `raw`, fewer bytes than a header, cannot be the beginning of one.
+
+    So a peer that speaks something else, and less than a header of it, is told at once and not when its time
+    is up.
+    """
+    if not MAGIC.startswith(bytes(raw[: len(MAGIC)])):
+        raise LocalProtocolError(f"not an ADP frame: it begins with {bytes(raw)!r}", ErrorCode.BAD_MAGIC)
+
+
 def decode_header(raw: memoryview) -> FrameHeader:
     """Parse 32 bytes. Raises LocalProtocolError with the code that the sender deserves."""
     magic, version, opcode, flags, request_id, body_bytes, payload_bytes, body_crc = _HEADER.unpack_from(raw)

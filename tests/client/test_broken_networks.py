@@ -17,6 +17,9 @@ from client.support import NAMESPACE, connected, leftovers, pattern
 
 pytestmark = pytest.mark.anyio
 
+#: A connection for each byte of a transcript, in asyncio's debug mode: seconds, and more on a busy machine.
+every_byte = pytest.mark.timeout(180)
+
 
 async def conversation(client: Client) -> list[Any]:
     """A few verbs whose right answers are known, whatever the network did before."""
@@ -65,6 +68,7 @@ async def test_the_conversation_itself_and_byte_by_byte():
     assert (await through([], chunk_bytes=1))[0] == RIGHT
 
 
+@every_byte
 async def test_cut_after_every_received_byte():
     """Wherever the stream ends, the verbs are replayed on a new connection and nothing wrong comes back."""
     _, (received_bytes, _), _ = await through([])
@@ -74,6 +78,7 @@ async def test_cut_after_every_received_byte():
         assert sessions == 2
 
 
+@every_byte
 async def test_cut_after_every_sent_byte():
     _, (_, sent_bytes), _ = await through([])
     for cut in range(sent_bytes):
@@ -82,6 +87,7 @@ async def test_cut_after_every_sent_byte():
         assert sessions == 2
 
 
+@every_byte
 async def test_a_flipped_bit_is_noticed_everywhere():
     """In a header or body it costs the connection, in a payload it costs the object; never a wrong byte."""
     _, (received_bytes, _), _ = await through([])

@@ -574,6 +574,22 @@ def test_frames_in_the_wrong_place(
     assert victim.next_event() == PeerClosed(is_clean=False)
 
 
+@pytest.mark.parametrize("raw", [b"G", b"AD0", b"ADPx", b"SSH-2.0-x\r\n", b"\0"])
+def test_another_protocol_is_recognised_before_a_header_is_in(raw: bytes) -> None:
+    gateway = Connection(Role.GATEWAY)
+    with pytest.raises(RemoteProtocolError) as caught:
+        list(receive(gateway, raw))
+    assert caught.value.code is ErrorCode.BAD_MAGIC
+
+
+def test_the_beginning_of_a_header_is_waited_for() -> None:
+    client, gateway = pair()
+    _, raw = client.request(Ping())
+    for byte in raw[:-1]:
+        assert list(receive(gateway, bytes([byte]))) == []
+    assert len(list(receive(gateway, raw[-1:]))) == 1
+
+
 def test_a_failed_connection_can_still_say_why() -> None:
     client, gateway = pair()
     with pytest.raises(RemoteProtocolError) as caught:
