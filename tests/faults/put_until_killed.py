@@ -3,6 +3,7 @@
     python put_until_killed.py DIRECTORY FIRST
 
 Each line is an acknowledged `put N` or `delete N`; object N is a function of N (`gateway.objects.payload`).
+`deleting N` comes before the delete: after a kill behind it the object may be there or not.
 """
 
 import itertools
@@ -30,6 +31,7 @@ async def main(directory: Path, first: int) -> None:
             assert not any(await store.put_many(NAMESPACE, items))
             print(*(f"put {m}" for m in range(n, n + 4)), sep="\n", flush=True)
             if n % 3 == 0:
+                print(f"deleting {n + 1}", flush=True)
                 await store.delete_many(NAMESPACE, [key(n + 1)])
                 print(f"delete {n + 1}", flush=True)
 

@@ -261,14 +261,14 @@ async def test_kill_9_leaves_whole_objects_and_all_that_was_acknowledged(tmp_pat
     directory = tmp_path / "kv"
     first = 0
     for lines in (1, 30, 61):
-        present: set[int] = set()
-        gone: set[int] = set()
+        said: dict[str, set[int]] = {"put": set(), "deleting": set(), "delete": set()}
         command = [sys.executable, str(script), str(directory), str(first)]
         for verb, n in acknowledged_until_killed(command, lines):
-            (present if verb == "put" else gone).add(n)
+            said[verb].add(n)
+        present, gone = said["put"], said["delete"]
         async with SegmentStore.open(config(directory)) as store:
             assert disk_bytes(directory) <= 4 * MIB
-            for n in sorted(present - gone)[-20:]:
+            for n in sorted(present - said["deleting"])[-20:]:
                 assert await get(store, key(n)) == contents(n)
             for n in gone:
                 assert await get(store, key(n)) == MISS
