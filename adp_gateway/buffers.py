@@ -2,8 +2,9 @@
 
 A connection that asks for more than there is waits, and only that connection: it stops reading, and its
 client feels it as back-pressure. Who waits longest is served first; who already holds a part of an object
-goes before, because finishing it is what frees memory. Such a one must not wait for ever (two of them could
-wait for each other), so `take` can be given up on at any time, and the session does so after a while.
+goes before, because finishing it is what frees memory. Nobody must wait for ever (two could wait for each
+other, and all for a client that has gone silent), so `take` can be given up on at any time, and the session
+does so soon. Each time that somebody has to wait, all who may be holding memory are told (`on_shortage`).
 
 Pages of the arena are touched when they are first used and stay warm: low addresses are taken first.
 """
@@ -11,7 +12,7 @@ Pages of the arena are touched when they are first used and stay warm: low addre
 import bisect
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -80,6 +81,8 @@ class Arena:
         self.used_bytes = 0
         self._free = [(0, self.size_bytes)]  # (start, end), sorted, never touching each other
         self._waiting: deque[_Waiter] = deque()
+        #: Called, in no order, when somebody begins to wait. They neither wait nor give memory back at once.
+        self.on_shortage: set[Callable[[], None]] = set()
 
     @property
     def waiting(self) -> int:
@@ -112,6 +115,8 @@ class Arena:
         else:
             self._waiting.append(waiter)
         try:
+            for tell in tuple(self.on_shortage):
+                tell()
             await waiter.granted.wait()
         except BaseException:
             # The grant may have come in the very moment of the cancellation.

@@ -113,6 +113,14 @@ class _Write:
     puts: int = 0
     is_asked: bool = False
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether memory is kept for bytes that its client still owes."""
+        blocks = [] if self.batch is None else list(self.batch.blocks)
+        if self.open is not None:
+            blocks.append(self.open.block)
+        return any(block.length for block in blocks)
+
     def release(self) -> None:
         """Its connection is gone."""
         if self.open is not None:
@@ -137,6 +145,10 @@ class Session:
         self._writes: dict[int, _Write] = {}
         self._max_payload_bytes = self._max_body_bytes = 0
         self._deadline = anyio.CancelScope()
+        self._patient_again = -math.inf  # when this connection may wait for memory again
+        self._received_bytes = 0  # counted wherever they arrive, also in a thread
+        self._stalled: tuple[int, float] | None = None  # what had come when others were first seen waiting
+        self._is_in_the_way = False
         self._over = anyio.CancelScope()
         self._is_over = False
         self._is_at_fault = False
@@ -150,6 +162,7 @@ class Session:
         """
         self._shared.counters.sessions += 1
         self._shared.counters.sessions_opened += 1
+        self._shared.arena.on_shortage.add(self._give_way)
         try:
             async with anyio.create_task_group() as tasks:
                 self._over = tasks.cancel_scope
@@ -161,6 +174,7 @@ class Session:
                 tasks.cancel_scope.cancel()
         finally:
             self._is_over = True
+            self._shared.arena.on_shortage.discard(self._give_way)
             self._outbox.close()
             for write in self._writes.values():
                 write.release()
@@ -182,9 +196,14 @@ class Session:
                 self._deadline.deadline = anyio.current_time() + self._shared.patience.hello_seconds
                 violation = await self._take_events(requests)
             if self._deadline.cancelled_caught:
-                violation = RemoteProtocolError("no progress in a frame that had begun", ErrorCode.TIMED_OUT)
+                reason = "no progress in a frame that had begun"
+                if self._is_in_the_way:
+                    reason += ", and others wait for the memory"
+                violation = RemoteProtocolError(reason, ErrorCode.TIMED_OUT)
             self._is_over = True
             requests.cancel_scope.cancel()
+        for write in self._writes.values():
+            write.release()  # now, not after the farewell: others may be waiting for the memory
         return violation
 
     async def _take_events(self, requests: anyio.abc.TaskGroup) -> RemoteProtocolError | None:
@@ -197,6 +216,8 @@ class Session:
                     log.debug("%s: %s", self._peer, exc)
                     return None
                 connection.bytes_received(count)
+                if not self._is_in_the_way:
+                    self._stalled = None
                 # What the gateway itself takes its time for is not held against the peer.
                 deadline, self._deadline.deadline = self._deadline.deadline, math.inf
                 has_progressed = False
@@ -229,10 +250,31 @@ class Session:
         if not self._connection.is_receiving_payload:
             return await self._transport.receive_some(views)
         try:
-            await self._transport.receive_exactly(views)
+            await self._transport.receive_exactly(views, self._count)
         except EOFError:
             return 0
         return sum(map(len, views))
+
+    def _count(self, received_bytes: int) -> None:
+        self._received_bytes += received_bytes
+
+    def _give_way(self) -> None:
+        """Somebody waits for memory. If it is kept here for a peer that has fallen silent, let it go.
+
+        Silence counts from the first time that it was in somebody's way: until then the peer may take its
+        time, as far as `frame_seconds` go.
+        """
+        if math.isinf(self._deadline.deadline) or not any(
+            write.is_holding for write in self._writes.values()
+        ):
+            self._stalled = None
+            return
+        now = anyio.current_time()
+        if self._stalled is None or self._stalled[0] != self._received_bytes:
+            self._stalled = (self._received_bytes, now)
+        elif now - self._stalled[1] >= self._shared.patience.stall_seconds:
+            self._is_in_the_way = True
+            self._deadline.deadline = now
 
     async def _take(self, event: Event, requests: anyio.abc.TaskGroup) -> None:
         match event:
@@ -497,16 +539,23 @@ class Session:
         return write
 
     async def _take_block(self, length: int) -> Block | None:
-        """Memory for one frame. None: too little of it, for too long, while this connection held some."""
+        """Memory for one frame. None: too little of it, for too long.
+
+        The reader waits here, and with it everything that the client has asked behind this frame. So a
+        connection that has waited in vain does not wait again for as long: half of its time is the client's.
+        """
         if not length:
             return self._shared.arena.nothing()
         block = self._shared.arena.take_nowait(length)
         if block is not None:
             return block
-        if not any(write.open for write in self._writes.values()):
-            return await self._shared.arena.take(length)
-        with anyio.move_on_after(self._shared.patience.memory_seconds):
-            return await self._shared.arena.take(length, is_urgent=True)
+        memory_seconds = self._shared.patience.memory_seconds
+        if anyio.current_time() < self._patient_again:
+            return None
+        is_urgent = any(write.open for write in self._writes.values())
+        with anyio.move_on_after(memory_seconds):
+            return await self._shared.arena.take(length, is_urgent=is_urgent)
+        self._patient_again = anyio.current_time() + memory_seconds
         return None
 
     async def _take_write(
@@ -549,11 +598,13 @@ class Session:
         if not write.is_asked or write.puts or self._is_over:
             return
         del self._writes[request_id]
-        if write.is_refused:
+        if not write.is_refused:
+            self._shared.admission.leave(write.cost_bytes)
+        if write.is_refused or set(write.statuses) == {ErrorCode.OVERLOADED}:
+            # In one word if none of it was taken: that has room to say when to come back.
             self._reply(request_id, self._refusal(StatusReply, ErrorCode.OVERLOADED))
         else:
             self._reply_statuses(request_id, bytes(write.statuses))
-            self._shared.admission.leave(write.cost_bytes)
         self._fences.leave(write.era)
 
     # ------------------------------------------------------------ answering

@@ -16,7 +16,8 @@ class Patience:
 
     hello_seconds: float = 10.0  # from the connection to the whole HELLO
     frame_seconds: float = 30.0  # from one sign of progress in a frame, or unfinished WRITE, to the next
-    memory_seconds: float = 10.0  # for memory while holding part of an object
+    memory_seconds: float = 0.5  # for memory; its connection is not read meanwhile
+    stall_seconds: float = 5.0  # without a byte from a peer that holds memory others are waiting for
     send_seconds: float = 120.0  # for one frame to be taken by the peer
     farewell_seconds: float = 1.0  # for the last frame to leave, and for the peer to hang up
 

@@ -26,9 +26,9 @@ from adp_gateway.shared import Patience
 from adp_gateway.store.base import Extent, PutItem, ReadLease
 from adp_gateway.store.memory import MemoryStore
 
-from .house import house
+from .house import House, house
 from .peer import NAMESPACE, Closed, Peer, content, cut_write, key_of
-from .waiting import on_a_jumping_clock, until
+from .waiting import jump, on_a_jumping_clock, on_a_still_clock, until
 
 pytestmark = pytest.mark.anyio
 
@@ -200,7 +200,8 @@ async def test_two_writers_of_one_key() -> None:
 
 async def test_waiting_for_memory_holds_up_one_connection_only() -> None:
     limits = Limits(max_payload_bytes=MIB, max_object_bytes=2 * MIB)
-    async with house(limits=limits, arena_bytes=2 * MIB) as home:
+    patience = Patience(memory_seconds=10)
+    async with house(limits=limits, arena_bytes=2 * MIB, patience=patience) as home:
         holder, waiter, third = [await home.connect() for _ in range(3)]
         big = content(2 * MIB)
         (first, second) = cut_write({key_of(1): big}, MIB)
@@ -253,6 +254,84 @@ async def test_two_that_hold_and_want_more_do_not_wait_for_each_other() -> None:
             async with anyio.create_task_group() as tasks:
                 for base, peer in enumerate(peers):
                     tasks.start_soon(write, peer, 100 * base)
+
+
+async def stall(home: House, count: int, *, object_bytes: int) -> list[Peer]:
+    """Clients that begin a WRITE of a large object and fall silent in its first frame."""
+    peers = [await home.connect() for _ in range(count)]
+    for peer in peers:
+        (keys, items, parts), *_ = cut_write({key_of(666): content(object_bytes)}, 64 * KIB)
+        message = Write(namespace=NAMESPACE, keys=keys, items=items)
+        _, raw = peer.connection.request(message, is_final=False)
+        await peer.transport.send([raw, parts[0][:1000]])
+    return peers
+
+
+STALLERS = {"limits": Limits(max_payload_bytes=64 * KIB, max_object_bytes=240 * KIB), "arena_bytes": 2 * MIB}
+
+
+async def test_stalled_writers_do_not_hold_up_what_needs_no_memory() -> None:
+    """Nine hold, or wait for, all the memory. A healthy client is refused its writes, nothing else."""
+    async with house(**STALLERS, patience=Patience(memory_seconds=0.02)) as home:
+        healthy = await home.connect()
+        base = content(200 * KIB)
+        assert await healthy.write({key_of(1): base}) == [OK]
+        await stall(home, 9, object_bytes=240 * KIB)
+        await until(lambda: home.shared.arena.used_bytes == 8 * 240 * KIB)
+        for turn in range(5):
+            # Four frames: each of them needs memory.
+            write = await healthy.ask_write({key_of(2): content(200 * KIB, seed=turn)})
+            exist = await healthy.ask(Exist(namespace=NAMESPACE, keys=(key_of(1), key_of(2))))
+            reading = await healthy.ask(read(key_of(1)))
+            ping = await healthy.ask(Ping(nonce=turn))
+            assert (await healthy.answer(exist)).statuses == [OK, NOT_FOUND]
+            assert (await healthy.answer(reading)).payloads() == [base]
+            await healthy.answer(ping)
+            (refusal,) = (await healthy.answer(write)).frames
+            assert refusal == StatusReply(status=OVERLOADED, retry_after_ms=100)
+        assert not home.ended[0].is_set()
+
+
+@on_a_jumping_clock
+async def test_a_connection_spends_at_most_half_its_time_waiting_for_memory() -> None:
+    async with house(**STALLERS) as home:
+        healthy = await home.connect()
+        await stall(home, 9, object_bytes=240 * KIB)
+        await anyio.wait_all_tasks_blocked()
+        writes = [await healthy.ask_write({key_of(n): content(200 * KIB)}) for n in range(8)]
+        start = anyio.current_time()
+        assert await healthy.exist(key_of(1)) == [NOT_FOUND]
+        assert anyio.current_time() - start < 1
+        for write in writes:
+            assert (await healthy.answer(write)).status is OVERLOADED
+
+
+@on_a_still_clock
+async def test_who_keeps_memory_from_others_and_falls_silent_is_cut() -> None:
+    async with house(**STALLERS, patience=Patience(memory_seconds=1, stall_seconds=5)) as home:
+        healthy = await home.connect()
+        silent = await stall(home, 8, object_bytes=240 * KIB)
+        slow = silent.pop()
+        await anyio.wait_all_tasks_blocked()
+        jump(20)  # in nobody's way
+        for _ in range(2):
+            write = await healthy.ask_write({key_of(2): content(200 * KIB)})
+            await anyio.wait_all_tasks_blocked()
+            jump(1)
+            assert (await healthy.answer(write)).status is OVERLOADED
+            await slow.transport.send([b"x"])
+            await anyio.wait_all_tasks_blocked()
+            jump(1.5)
+            assert not any(ended.is_set() for ended in home.ended)
+        assert await healthy.write({key_of(2): content(200 * KIB)}) == [OK]
+        assert await healthy.exist(key_of(2)) == [OK]
+        for peer in silent:
+            await peer.closed()
+        jump(1)  # nobody reads the ERROR of who was cut
+        for ended in home.ended[1:8]:
+            await ended.wait()
+        assert [ended.is_set() for ended in home.ended] == [False, *[True] * 7, False]
+        assert home.shared.counters.violations == {"TIMED_OUT": 7}
 
 
 # ---------------------------------------------------------------- fences
