@@ -332,11 +332,12 @@ class Epoch:
     async def _write(self) -> None:
         try:
             while self.ending is None:
-                if self._wants_ping and self._connection.fits(0):
+                has_room = self._connection.fits(0)
+                if self._wants_ping and has_room:
                     await self._send_ping()
                 elif (pending := self._next_request()) is not None:
                     await self._send(pending)
-                elif self._goodbye is not None and not self.open_count:
+                elif self._goodbye is not None and not self.open_count and has_room:
                     await self._send_goodbye(self._goodbye)
                 else:
                     self._work = anyio.Event()

@@ -12,7 +12,7 @@ from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
 from adp_client.errors import ConnectFailed, LinkClosed, LinkLost, LocalProtocolError, RequestTimeout
 from adp_client.operations import VectorOperation
 from adp_client.pending import Outcome
-from adp_client.protocol.messages import Delete, Exist, ExistReply, Limits, Ping, Read, Write
+from adp_client.protocol.messages import Delete, Exist, ExistReply, Goodbye, Limits, Ping, Read, Write
 from adp_client.testing import Faults, FaultyTransport, MemoryGateway
 from client.support import ENDPOINT, NAMESPACE, Gate, connected, leftovers, pattern
 
@@ -397,6 +397,21 @@ async def test_closing_waits_for_goodbye_no_longer_than_it_may():
             await client.wait_connected()
             begun = anyio.current_time()
         assert anyio.current_time() - begun == pytest.approx(TIMES.goodbye_seconds, abs=0.01)
+
+
+async def test_closing_while_a_ping_fills_the_window_waits_for_it():
+    async with connected(MemoryGateway(limits=Limits(max_requests=1)), timeouts=TIMES) as (_, gateway):
+
+        async def script(session, request) -> bool:
+            await anyio.sleep(0.5)
+            return False
+
+        gateway.script = script
+        await anyio.sleep(TIMES.idle_ping_seconds + 0.1)
+        begun = anyio.current_time()
+    assert anyio.current_time() - begun < TIMES.goodbye_seconds + 0.01
+    kinds = [type(request.message) for request in gateway.sessions[0].requests]
+    assert kinds == [Ping, Goodbye]
 
 
 async def test_closing_fails_what_others_are_waiting_for():
