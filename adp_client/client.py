@@ -155,8 +155,7 @@ class Client:
     async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> ExistResult:
         """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others."""
         operation = VectorOperation(Exist, check_namespace(namespace), check_keys(keys))
-        deadline = anyio.current_time() + self.config.timeouts.exist_seconds
-        await self._perform(operation, deadline=deadline)
+        await self._perform(operation, self.config.timeouts.exist_seconds)
         return ExistResult(statuses=bytes(operation.statuses))
 
     async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
@@ -211,12 +210,16 @@ class Client:
 
     # ------------------------------------------------------------ how a verb runs
 
-    async def _perform(self, operation: Operation, *, deadline: float | None = None) -> None:
+    async def _perform(self, operation: Operation, seconds: float | None = None) -> None:
+        """Drive `operation` to its end, for `request_seconds` unless told otherwise: from the call, so that
+        waiting for a connection, queueing and replays all count."""
         link = self._here()
+        deadline = anyio.current_time() + (
+            self.config.timeouts.request_seconds if seconds is None else seconds
+        )
         await anyio.lowlevel.checkpoint()
-        patience = anyio.current_time() + self.config.timeouts.request_seconds
         while UNSETTLED in operation.statuses:
-            epoch = await link.wait_open(patience if deadline is None else deadline)
+            epoch = await link.wait_open(deadline)
             requests: list[Pending] = []
             try:
                 await self._submit(operation, epoch, requests, deadline)
@@ -228,7 +231,7 @@ class Client:
             self._judge(operation, requests, epoch)
 
     async def _submit(
-        self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float | None
+        self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float
     ) -> None:
         limits = epoch.limits
         if not isinstance(operation, WriteOperation):
@@ -244,8 +247,10 @@ class Client:
                 operation.hash(items)
             else:
                 await anyio.to_thread.run_sync(operation.hash, items)
-            requests.append(operation.request(items, limits))
-            epoch.submit(requests[-1])
+            pending = operation.request(items, limits)
+            pending.deadline = deadline
+            requests.append(pending)
+            epoch.submit(pending)
 
     def _judge(self, operation: Operation, requests: list[Pending], epoch: Epoch) -> None:
         """Return if the call is answered or may be tried again; raise what the caller must know."""

@@ -18,9 +18,10 @@ class Timeouts:
 
     #: Dial and handshake together, one attempt.
     connect_seconds: float = _positive(5.0)
-    #: EXIST, from the call to its answer. When it passes, the connection is given up and opened anew.
+    #: EXIST, from the call to its answer, queueing included. When it passes and the request has been sent,
+    #: the connection is given up and opened anew.
     exist_seconds: float = _positive(2.0)
-    #: Any other request, from its sending to its answer; and how long a verb waits for a connection.
+    #: Any other verb, in the same way; waiting for a connection counts too.
     request_seconds: float = _positive(30.0)
     #: A connection that has said nothing for so long is pinged, and has as long again to answer.
     idle_ping_seconds: float = _positive(10.0)

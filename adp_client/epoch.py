@@ -52,6 +52,8 @@ RECEIVE_BYTES = 64 << 20
 
 LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before
 
+MAX_PASSED_OVER = 8  # requests that may overtake the oldest write; then it is next, whatever its size
+
 _FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING)
 
 
@@ -113,6 +115,7 @@ class Epoch:
         self._expired: set[int] = set()
         self._first: deque[Pending] = deque()  # lookups and reads: somebody waits for a token
         self._later: deque[Pending] = deque()  # writes, deletes, fences: in order among themselves
+        self._passed_over = 0  # how many have overtaken the head of `_later`
         self._fences = 0  # in `_later`; while there is one, everything goes behind it
         self._ping_id: int | None = None
         self._wants_ping = False
@@ -142,8 +145,7 @@ class Epoch:
         (self._first if is_first else self._later).append(pending)
         self._fences += pending.operation.verb is Opcode.FENCE
         self._work.set()
-        if pending.deadline is not None:
-            self._wake_clock(pending.deadline)
+        self._wake_clock(pending.deadline)
 
     async def abandon(self, operation: Operation) -> None:
         """The caller leaves: forget what is unsent, drain what will be answered, and return once nobody
@@ -330,11 +332,12 @@ class Epoch:
     async def _write(self) -> None:
         try:
             while self.ending is None:
-                if self._wants_ping and self._connection.fits(0):
+                has_room = self._connection.fits(0)
+                if self._wants_ping and has_room:
                     await self._send_ping()
                 elif (pending := self._next_request()) is not None:
                     await self._send(pending)
-                elif self._goodbye is not None and not self.open_count:
+                elif self._goodbye is not None and not self.open_count and has_room:
                     await self._send_goodbye(self._goodbye)
                 else:
                     self._work = anyio.Event()
@@ -346,16 +349,27 @@ class Epoch:
             self.end(f"connection lost: {exc}", exc)
 
     def _next_request(self) -> Pending | None:
-        """What may go now. Lookups and reads go first; what does not fit waits for room, and writes do
-        not slip past a read that waits."""
-        for queue in (self._first, self._later):
-            if queue:
-                pending = queue[0]
-                if self._connection.in_flight and not self._connection.fits(pending.cost_bytes):
-                    return None  # with nothing in flight no room will come: let the core say what is wrong
-                self._drop(queue, pending)
-                return pending
+        """What may go now. Lookups and reads go first, but only so many times in a row: reads that always
+        want more than the window would keep a write waiting for ever. What does not fit waits for room, and
+        nothing slips past it."""
+        while (queue := self._next_queue()) is not None:
+            pending = queue[0]
+            if pending.deadline <= anyio.current_time():
+                self._expire_unsent(queue, pending)
+                continue
+            if self._connection.in_flight and not self._connection.fits(pending.cost_bytes):
+                return None  # with nothing in flight no room will come: let the core say what is wrong
+            self._drop(queue, pending)
+            self._passed_over = self._passed_over + 1 if queue is self._first and self._later else 0
+            return pending
         return None
+
+    def _next_queue(self) -> deque[Pending] | None:
+        if not self._later:
+            return self._first or None
+        # A fence lets everything pass that was asked before it; what is asked after it is behind it.
+        is_due = self._passed_over >= MAX_PASSED_OVER and self._later[0].operation.verb is not Opcode.FENCE
+        return self._later if is_due or not self._first else self._first
 
     def _drop(self, queue: deque[Pending], pending: Pending) -> None:
         queue.remove(pending)
@@ -363,22 +377,19 @@ class Epoch:
 
     async def _send(self, pending: Pending) -> None:
         """Begin and finish one request: all of its frames, whatever its caller does meanwhile."""
-        deadline = pending.deadline
-        if deadline is None:
-            deadline = anyio.current_time() + self._timeouts.request_seconds
         request_id: int | None = None
         last = len(pending.frames) - 1
         self._sending = pending.operation
         try:
             for position, frame in enumerate(pending.frames):
                 request_id, raw = self._connection.request(
-                    frame.message, request_id=request_id, is_final=position == last, deadline=deadline
+                    frame.message, request_id=request_id, is_final=position == last, deadline=pending.deadline
                 )
                 if not pending.was_sent:
                     self._requests[request_id] = pending
                     pending.was_sent = True
                     self._stats.requests += 1
-                    self._wake_clock(deadline)
+                    self._wake_clock(pending.deadline)
                 await self._transport.send([raw, *frame.payload])
                 self._stats.bytes_written += sum(map(len, frame.payload))
         except LocalProtocolError as exc:
@@ -434,8 +445,7 @@ class Epoch:
             self._time.set()
 
     def _next_time(self) -> float:
-        queued = (*self._first, *self._later)
-        times = [pending.deadline for pending in queued if pending.deadline is not None]
+        times = [pending.deadline for pending in (*self._first, *self._later)]
         deadline = self._connection.next_deadline()
         if deadline is not None:
             times.append(deadline)
@@ -446,10 +456,14 @@ class Epoch:
     def _expire_queued(self, now: float) -> None:
         """A request that waited for room until its deadline: the link is not to blame."""
         for queue in (self._first, self._later):
-            for pending in [p for p in queue if p.deadline is not None and p.deadline <= now]:
-                self._drop(queue, pending)
-                self._stats.timeouts += 1
-                pending.finish(Outcome.EXPIRED)
+            for pending in [pending for pending in queue if pending.deadline <= now]:
+                self._expire_unsent(queue, pending)
+
+    def _expire_unsent(self, queue: deque[Pending], pending: Pending) -> None:
+        self._drop(queue, pending)
+        self._stats.timeouts += 1
+        pending.finish(Outcome.EXPIRED)
+        self._work.set()  # what was behind it may fit
 
     def _ping_if_silent(self, now: float) -> None:
         # The same sum as in `_next_time`: a difference may round to just below, and the clock would spin.

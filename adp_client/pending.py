@@ -1,6 +1,7 @@
 """One request on its way, and what its call will learn of it."""
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Pending:
     items: Sequence[int]
     frames: Sequence[Frame]
     cost_bytes: int = 0
-    deadline: float | None = None
+    deadline: float = math.inf  # of the call: queueing counts
     was_sent: bool = False
     outcome: Outcome | None = None
     code: ErrorCode = ErrorCode.OK

@@ -76,7 +76,8 @@ class LinkClosed(LinkError):
 
 
 class RequestTimeout(ADPError, TimeoutError):
-    """The gateway did not answer within the verb's own deadline. The link has been reopened."""
+    """The gateway did not answer within the verb's own deadline. The link is reopened if the request had
+    been sent; one that was still waiting for room is withdrawn."""
 
 
 class RequestError(ADPError):

@@ -4,12 +4,15 @@ import itertools
 import random
 
 import anyio
+import attrs
 import pytest
 from trio.testing import MockClock
 
 from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
 from adp_client.errors import ConnectFailed, LinkClosed, LinkLost, LocalProtocolError, RequestTimeout
-from adp_client.protocol.messages import Delete, Exist, ExistReply, Limits, Ping, Read, Write
+from adp_client.operations import VectorOperation
+from adp_client.pending import Outcome
+from adp_client.protocol.messages import Delete, Exist, ExistReply, Goodbye, Limits, Ping, Read, Write
 from adp_client.testing import Faults, FaultyTransport, MemoryGateway
 from client.support import ENDPOINT, NAMESPACE, Gate, connected, leftovers, pattern
 
@@ -157,6 +160,53 @@ async def test_an_exist_that_waits_for_room_until_its_deadline_does_not_cost_the
             with pytest.raises(RequestTimeout):
                 await client.exist(NAMESPACE, [b"k"])
             go.set()
+        assert len(gateway.sessions) == 1
+
+
+@pytest.mark.parametrize("verb", ["write", "delete", "check", "fence", "ping"])
+async def test_a_verb_is_bounded_from_its_call_and_one_that_was_not_sent_does_not_cost_the_connection(verb):
+    """The window is full of reads, of which none is late."""
+    arguments = {"write": (NAMESPACE, [b"k"], [b"v"]), "fence": (), "ping": ()}
+    async with connected(MemoryGateway(limits=Limits(max_requests=1)), timeouts=TIMES) as (client, gateway):
+        gateway.put(NAMESPACE, b"k", b"v")
+        reads: list[bool] = []
+
+        async def script(session, request) -> bool:
+            if isinstance(request.message, Read):
+                await anyio.sleep(4)
+            return False
+
+        async def read() -> None:
+            reads.append((await client.read(NAMESPACE, [b"k"], [bytearray(1)])).is_all_ok)
+
+        gateway.script = script
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            tasks.start_soon(read)  # sent after 4 seconds, answered after 8
+            await anyio.sleep(3)
+            begun = anyio.current_time()
+            short = attrs.evolve(TIMES, request_seconds=2)
+            client.config = attrs.evolve(client.config, timeouts=short)
+            with pytest.raises(RequestTimeout):
+                await getattr(client, verb)(*arguments.get(verb, (NAMESPACE, [b"k"])))
+            assert anyio.current_time() - begun == pytest.approx(2, abs=0.01)
+            assert leftovers(client) == ["open: READ"]
+        assert reads == [True, True]
+        assert (NAMESPACE, b"k") in gateway.objects
+        assert len(gateway.sessions) == 1
+
+
+async def test_a_request_whose_time_is_over_when_its_turn_comes_is_not_sent():
+    async with connected(timeouts=TIMES) as (client, gateway):
+        epoch = client._link.epoch
+        operation = VectorOperation(Delete, NAMESPACE, (b"k",))
+        (pending,) = operation.requests(epoch.limits)
+        pending.deadline = anyio.current_time()
+        epoch.submit(pending)
+        await operation.changed()
+        assert pending.outcome is Outcome.EXPIRED
+        assert not pending.was_sent
+        await client.ping()
         assert len(gateway.sessions) == 1
 
 
@@ -347,6 +397,21 @@ async def test_closing_waits_for_goodbye_no_longer_than_it_may():
             await client.wait_connected()
             begun = anyio.current_time()
         assert anyio.current_time() - begun == pytest.approx(TIMES.goodbye_seconds, abs=0.01)
+
+
+async def test_closing_while_a_ping_fills_the_window_waits_for_it():
+    async with connected(MemoryGateway(limits=Limits(max_requests=1)), timeouts=TIMES) as (_, gateway):
+
+        async def script(session, request) -> bool:
+            await anyio.sleep(0.5)
+            return False
+
+        gateway.script = script
+        await anyio.sleep(TIMES.idle_ping_seconds + 0.1)
+        begun = anyio.current_time()
+    assert anyio.current_time() - begun < TIMES.goodbye_seconds + 0.01
+    kinds = [type(request.message) for request in gateway.sessions[0].requests]
+    assert kinds == [Ping, Goodbye]
 
 
 async def test_closing_fails_what_others_are_waiting_for():

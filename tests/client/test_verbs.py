@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from adp_client import Client, ClientConfig, ErrorCode
+from adp_client.epoch import MAX_PASSED_OVER
 from adp_client.errors import LocalProtocolError, Overloaded, Refused
 from adp_client.protocol.messages import Exist, ExistReply, Limits, Read, ReadReply, StatusReply, Write
 from adp_client.testing import MemoryGateway
@@ -292,6 +293,51 @@ async def test_reads_and_lookups_go_before_queued_writes():
             await anyio.wait_all_tasks_blocked()
             held.go.set()
         assert held.order == ["Write", "Exist", "Read", "Write", "Write", "Write", "Write"]
+
+
+@pytest.mark.parametrize("verb", ["write", "delete"])
+async def test_busy_reads_do_not_starve_what_comes_after_them(verb):
+    """Each read wants more than half of the window: whenever one ends, the next one is there already."""
+    order: list[str] = []
+
+    async def script(session, request) -> bool:
+        order.append(type(request.message).__name__)
+        return False
+
+    limits = Limits(max_inflight_bytes=1000, max_object_bytes=1000, max_payload_bytes=1000)
+    async with connected(MemoryGateway(limits=limits)) as (client, gateway):
+        gateway.put(NAMESPACE, b"k", bytes(600))
+        gateway.script = script
+
+        async def read() -> None:
+            while len(order) < 200:  # a starved verb fails this test and does not hang it
+                await client.read(NAMESPACE, [b"k"], [bytearray(600)])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(read)
+            while len(order) < 20:
+                await anyio.lowlevel.checkpoint()
+            begun = len(order)
+            arguments = ([b"w"], [bytes(600)]) if verb == "write" else ([b"w"],)
+            await getattr(client, verb)(NAMESPACE, *arguments)
+            tasks.cancel_scope.cancel()
+        between = order[begun : order.index(verb.capitalize())]
+        assert len(between) <= MAX_PASSED_OVER + 2, "the gateway may see the ones that were on their way"
+
+
+async def test_a_fence_does_not_overtake_what_was_asked_before_it():
+    held = Held()
+    async with connected(MemoryGateway(limits=Limits(max_requests=1))) as (client, gateway):
+        gateway.script = held
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2 * MAX_PASSED_OVER):
+                tasks.start_soon(client.exist, NAMESPACE, [b"k"])
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(client.fence)
+            await anyio.wait_all_tasks_blocked()
+            held.go.set()
+        assert held.order == ["Exist"] * 2 * MAX_PASSED_OVER + ["Fence"]
 
 
 async def test_a_fence_keeps_its_place_among_writes_and_reads_stay_behind_it():
