@@ -163,7 +163,11 @@ class _Check:
             self._repair(scan, [record for record, _ in bad], log)
 
     def _repair(self, scan: SegmentScan, bad: list[Record], log: DeviceFile) -> None:
-        """Cut the tail and kill the damaged objects. A damaged record stays: it is passed over anyway."""
+        """Cut the tail and kill the damaged objects.
+
+        A record in the middle that cannot be read stays, and is told again by the next check: its slot is
+        where it is, recovery passes over it, and nobody knows what it said.
+        """
         if scan.cut_bytes:
             log.truncate(scan.slots * RECORD_BYTES)
             self._repaired += 1
@@ -177,4 +181,3 @@ class _Check:
             journal.append([record._replace(kind=Kind.KILL) for record in bad])
             self._repaired += len(bad)
         journal.sync()
-        self._repaired += bool(scan.damaged_records)

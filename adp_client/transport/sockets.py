@@ -82,6 +82,10 @@ class _Incoming:
         """Whether the rest is work for a thread."""
         return self.left_bytes >= BULK_BYTES
 
+    def let_go(self) -> None:
+        """Keep no view of the memory."""
+        self._views.clear()
+
 
 class _Outgoing:
     """Parts to send, and how far they are sent. `step` is one system call."""
@@ -126,6 +130,13 @@ class _Outgoing:
     def is_bulk(self) -> bool:
         """Whether the rest is work for a thread. sendfile always is: it may wait for the disk."""
         return self.left_bytes >= BULK_BYTES or isinstance(self._queue[-1], FileRange)
+
+    def let_go(self) -> None:
+        """Keep no view of the memory."""
+        for part in self._queue:
+            if isinstance(part, list):
+                part.clear()
+        self._queue.clear()
 
     def _send_views(self, sock: socket.socket, views: list[memoryview], flags: int) -> int:
         at = self._at
@@ -274,6 +285,9 @@ class SocketTransport:
             if work.has_moved:
                 self.abort()
             raise
+        finally:
+            # An idle worker thread keeps its last job's arguments: the caller's memory must not hang on them.
+            work.let_go()
 
     async def _hop(self, work: _Incoming | _Outgoing) -> int:
         gate = threading.Lock()
@@ -290,6 +304,7 @@ class SocketTransport:
             if not gate.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(gate.acquire)
+            gate.release()  # a thread that comes to it only now sees that the work is withdrawn, and leaves
             raise
 
     def _pump(self, work: _Incoming | _Outgoing, gate: threading.Lock) -> int:

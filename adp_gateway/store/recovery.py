@@ -6,6 +6,7 @@ of a newer format, before it has touched anything.
 """
 
 import contextlib
+import logging
 
 import attrs
 
@@ -31,6 +32,8 @@ from .format import (
 from .index import Entry
 from .journal import Journal
 from .segment import Layout, Segment, extent_bytes
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
@@ -190,6 +193,12 @@ def recover(device: Device) -> tuple[Catalog, RecoveryReport]:
         catalog.segments[segment_id] = segment
         cut += scan.cut_bytes
         damaged += scan.damaged_records
+        if scan.damaged_records:
+            logger.warning(
+                "segment %d: %d journal records are damaged; objects are missing, or deleted ones back",
+                segment_id,
+                scan.damaged_records,
+            )
         missing += len(scan.missing)
         for record in scan.missing:
             catalog.void(record.namespace, record.key, _entry(segment_id, record))

@@ -21,7 +21,7 @@ from adp_client.transport import (
     UnixEndpoint,
     connect,
 )
-from adp_client.transport.sockets import is_self_connected
+from adp_client.transport.sockets import BULK_BYTES, is_self_connected
 
 pytestmark = pytest.mark.anyio
 BULK = 3 << 20  # more than any socket buffer, and above the threshold for a worker thread
@@ -338,3 +338,19 @@ def test_a_socket_that_reached_itself_is_recognised():
     left, right = socket.socketpair()
     with left, right:
         assert not is_self_connected(left)
+
+
+@pytest.mark.anyio
+async def test_memory_can_be_resized_as_soon_as_a_transfer_is_over():
+    """An idle worker thread keeps its last job; the job must not keep the caller's memory."""
+    left, right = socket.socketpair()
+    sender, receiver = SocketTransport(left), SocketTransport(right)
+    for _ in range(30):
+        outgoing, incoming = bytearray(2 * BULK_BYTES), bytearray(2 * BULK_BYTES)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sender.send, [memoryview(outgoing)])
+            await receiver.receive_exactly([memoryview(incoming)])
+        outgoing.append(1)
+        incoming.append(1)
+    await sender.aclose()
+    await receiver.aclose()

@@ -58,9 +58,11 @@ async def test_damage_is_found_by_kind_and_repaired_on_demand(tmp_path):
         str(report.problems[3]) == "segment 1 at 960: the journal ends in bytes that are no record (4 found)"
     )
 
-    assert check(tmp_path, repair=True).is_clean
+    repaired = check(tmp_path, repair=True)
+    assert repaired.repaired == len(repaired.problems) - 1
     again = check(tmp_path)
     assert [problem.damage for problem in again.problems] == [Damage.DAMAGED_RECORD]
+    assert not repaired.is_clean, "it does not claim what it cannot do"
     async with SegmentStore.open(config(tmp_path)) as store:
         found = [await get(store, key(n)) for n in range(4)]
         assert found == [Status.NOT_FOUND, Status.NOT_FOUND, payload(2, 50_000), Status.NOT_FOUND]
