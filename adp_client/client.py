@@ -218,17 +218,20 @@ class Client:
             self.config.timeouts.request_seconds if seconds is None else seconds
         )
         await anyio.lowlevel.checkpoint()
-        while UNSETTLED in operation.statuses:
-            epoch = await link.wait_open(deadline)
-            requests: list[Pending] = []
-            try:
-                await self._submit(operation, epoch, requests, deadline)
-                while operation.pending_count:
-                    await operation.changed()
-            except BaseException:
-                await epoch.abandon(operation)
-                raise
-            self._judge(operation, requests, epoch)
+        try:
+            while UNSETTLED in operation.statuses:
+                epoch = await link.wait_open(deadline)
+                requests: list[Pending] = []
+                try:
+                    await self._submit(operation, epoch, requests, deadline)
+                    while operation.pending_count:
+                        await operation.changed()
+                except BaseException:
+                    await epoch.abandon(operation)
+                    raise
+                self._judge(operation, requests, epoch)
+        finally:
+            operation.let_go()
 
     async def _submit(
         self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float

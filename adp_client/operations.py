@@ -83,6 +83,9 @@ class Operation:
                 for position, status in enumerate(reply.statuses, first):
                     self.statuses[items[position]] = status
 
+    def let_go(self) -> None:
+        """The verb is over: keep no view of the caller's memory."""
+
     def refuse(self, pending: Pending) -> None:
         """The gateway said no to the whole of `pending`."""
         for item in pending.items:
@@ -178,6 +181,10 @@ class ReadOperation(Operation):
                 yield Pending(
                     operation=self, items=items, frames=[Frame(message)], cost_bytes=sum(capacities)
                 )
+
+    def let_go(self) -> None:
+        """See Operation."""
+        self.views.clear()
 
     def targets(self, pending: Pending, reply: ReadReply) -> list[memoryview]:
         """Where the payload of `reply` belongs."""
