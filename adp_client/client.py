@@ -298,11 +298,14 @@ class Client:
             await self._damage.wait()
             self._damage = anyio.Event()
             while self._damaged:
-                namespace, key = self._damaged.popleft()
+                namespace = self._damaged[0][0]
+                keys: list[bytes] = []
+                while self._damaged and self._damaged[0][0] == namespace:
+                    keys.append(self._damaged.popleft()[1])
                 try:
-                    await self.check(namespace, [key])
+                    await self.check(namespace, keys)
                 except (LinkError, RequestError, RequestTimeout):
-                    self._stats.checks_dropped += 1
+                    self._stats.checks_dropped += len(keys)
 
 
 def _same_count(keys: Sequence[bytes], memory: Sequence[object]) -> None:

@@ -34,7 +34,10 @@ def _exact(value: Any, cls: type[Any]) -> Any:
 def _number(value: Any, _: type[float]) -> float:
     if type(value) not in (int, float) or value != value or value in (float("inf"), float("-inf")):
         raise _Problem(f"expected a number, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Problem("expected a number, not one beyond every float") from None
 
 
 def _optional(converter: Converter, value: Any, cls: Any) -> Any:

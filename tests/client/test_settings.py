@@ -82,6 +82,10 @@ def test_every_problem_is_told_at_once_with_its_path():
             {"endpoint": "tcp://h:1", "timeouts": {"exist_seconds": float("nan")}},
             "expected a number, not nan @ $.timeouts.exist_seconds",
         ),
+        (
+            {"endpoint": "tcp://h:1", "timeouts": {"exist_seconds": 10**400}},
+            "expected a number, not one beyond every float @ $.timeouts.exist_seconds",
+        ),
         ({"endpoint": "tcp://h:1", 3: 4}, None),
     ],
 )

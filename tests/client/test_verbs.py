@@ -8,7 +8,16 @@ import pytest
 from adp_client import Client, ClientConfig, ErrorCode
 from adp_client.epoch import MAX_PASSED_OVER
 from adp_client.errors import LocalProtocolError, Overloaded, Refused
-from adp_client.protocol.messages import Exist, ExistReply, Limits, Read, ReadReply, StatusReply, Write
+from adp_client.protocol.messages import (
+    Check,
+    Exist,
+    ExistReply,
+    Limits,
+    Read,
+    ReadReply,
+    StatusReply,
+    Write,
+)
 from adp_client.testing import MemoryGateway
 from client.support import NAMESPACE, connected, leftovers, pattern
 
@@ -206,6 +215,14 @@ async def test_a_corrupt_object_is_a_status_a_counter_and_a_check_never_bytes():
         gateway.put(NAMESPACE, b"evil", b"rot!", checksum=7)
         gateway.put(NAMESPACE, b"huge", bytes(3_000_000), checksum=7)
         buffers = [bytearray(4), bytearray(4), bytearray(3_000_000)]
+        checked: list[tuple[bytes, ...]] = []
+
+        async def script(session, request) -> bool:
+            if isinstance(request.message, Check):
+                checked.append(request.message.keys)
+            return False
+
+        gateway.script = script
         read = await client.read(NAMESPACE, [b"good", b"evil", b"huge"], buffers)
         assert read.statuses == bytes([0, ErrorCode.CORRUPT, ErrorCode.CORRUPT])
         assert read.lengths == (4, 0, 0)
@@ -214,6 +231,7 @@ async def test_a_corrupt_object_is_a_status_a_counter_and_a_check_never_bytes():
             await client.ping()  # the report goes out in the background; the gateway drops both
         assert (NAMESPACE, b"good") in gateway.objects
         assert client.stats().checks_dropped == 0
+        assert checked == [(b"evil", b"huge")], "one vector, not a request for each"
 
 
 async def test_without_verification_the_caller_gets_what_there_is():
