@@ -57,7 +57,7 @@ class Outbox:
         self._prompt: list[bytes] = []
         self._in_turn: deque[Frame] = deque()
         self._queued_bytes = 0
-        self._failed: list[Frame] = []
+        self._under_way: list[Frame] = []
         self._is_sending = False
         self._is_finishing = False
         self._is_closed = False
@@ -131,9 +131,9 @@ class Outbox:
                 elif self._in_turn:
                     frames = self._next_frames()
                     self._is_sending = True
-                    self._failed = frames  # until they are out
+                    self._under_way = frames
                     await self._send(transport, [part for frame in frames for part in frame.parts])
-                    self._release_failed()
+                    self._release_under_way()
                 elif self._is_finishing:
                     return
                 else:
@@ -144,16 +144,15 @@ class Outbox:
                     self._empty.set()
                     self._empty = anyio.Event()
         finally:
-            self._is_closed = True
-            self._drop()
+            self._stop()
 
     @property
-    def failed(self) -> list[Releasable]:
-        """What was being read when `run` raised, still pinned; `close` releases it."""
-        return [each for frame in self._failed for each in frame.reads]
+    def under_way(self) -> list[Releasable]:
+        """What is being read from files now, or was when `run` raised: still pinned, until `close`."""
+        return [each for frame in self._under_way for each in frame.reads]
 
-    def _release_failed(self) -> None:
-        frames, self._failed = self._failed, []
+    def _release_under_way(self) -> None:
+        frames, self._under_way = self._under_way, []
         for frame in frames:
             frame.release()
         self._made_room(sum(frame.payload_bytes for frame in frames))
@@ -173,9 +172,12 @@ class Outbox:
 
     def close(self) -> None:
         """Drop what has not been sent, and whatever is put from now on."""
+        self._stop()
+        self._release_under_way()
+
+    def _stop(self) -> None:
         self._is_closed = True
         self._drop()
-        self._release_failed()
 
     def _drop(self) -> None:
         self._prompt.clear()

@@ -662,7 +662,7 @@ class Session:
         The client will ask again on another connection, and must not meet the same end there.
         """
         with anyio.move_on_after(self._shared.patience.farewell_seconds):
-            await self._store.verify(cast(list[ReadLease], self._outbox.failed))
+            await self._store.verify(cast(list[ReadLease], self._outbox.under_way))
 
     async def _say_why(self, violation: RemoteProtocolError) -> None:
         """Best effort, and bounded: ERROR, after the frame under way."""

@@ -350,7 +350,8 @@ async def test_memory_can_be_resized_as_soon_as_a_transfer_is_over():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sender.send, [memoryview(outgoing)])
             await receiver.receive_exactly([memoryview(incoming)])
-        outgoing.append(1)
-        incoming.append(1)
+        for memory in (outgoing, incoming):
+            memory.append(1)  # BufferError while anybody has a view of it
+            assert len(memory) == 2 * BULK_BYTES + 1
     await sender.aclose()
     await receiver.aclose()
