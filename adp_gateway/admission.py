@@ -8,12 +8,20 @@ nothing, and its connection goes on. Payload memory is another matter (`buffers`
 
 import attrs
 
+from adp_client.protocol.messages import Request
+
 ITEM_OVERHEAD_BYTES = 512  # key object, lease, extents, frame item: measured at about 400
 
 
 def request_bytes(items: int, key_bytes: int) -> int:
     """What a request of `items` keys keeps in memory until it is answered."""
     return items * (ITEM_OVERHEAD_BYTES + key_bytes)
+
+
+def message_bytes(message: Request) -> int:
+    """`request_bytes` of a message; 0 for one without keys."""
+    keys = getattr(message, "keys", ())
+    return request_bytes(len(keys), len(keys[0])) if keys else 0
 
 
 @attrs.define

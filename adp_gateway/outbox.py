@@ -120,7 +120,8 @@ class Outbox:
         """The writer task: send until `finish`.
 
         Raises OSError or EOFError when the stream or a file fails; TimeoutError, which is an OSError, when
-        the peer does not take one frame in `send_seconds`. A frame may be half sent then.
+        the peer does not take one frame in `send_seconds`. A frame may be half sent then, and what was queued
+        is kept for `reads` until `close`.
         """
         try:
             while True:
@@ -144,12 +145,12 @@ class Outbox:
                     self._empty.set()
                     self._empty = anyio.Event()
         finally:
-            self._stop()
+            self._is_closed = True
 
     @property
-    def under_way(self) -> list[Releasable]:
-        """What is being read from files now, or was when `run` raised: still pinned, until `close`."""
-        return [each for frame in self._under_way for each in frame.reads]
+    def reads(self) -> list[Releasable]:
+        """What is being read from files now, or will be; what `run` left when it raised, until `close`."""
+        return [each for frame in (*self._under_way, *self._in_turn) for each in frame.reads]
 
     def _release_under_way(self) -> None:
         frames, self._under_way = self._under_way, []
@@ -172,12 +173,9 @@ class Outbox:
 
     def close(self) -> None:
         """Drop what has not been sent, and whatever is put from now on."""
-        self._stop()
-        self._release_under_way()
-
-    def _stop(self) -> None:
         self._is_closed = True
         self._drop()
+        self._release_under_way()
 
     def _drop(self) -> None:
         self._prompt.clear()

@@ -19,7 +19,8 @@ class Patience:
     memory_seconds: float = 0.5  # for memory; its connection is not read meanwhile
     stall_seconds: float = 5.0  # without a byte from a peer that holds memory others are waiting for
     send_seconds: float = 120.0  # for one frame to be taken by the peer
-    farewell_seconds: float = 1.0  # for the last frame to leave, and for the peer to hang up
+    verify_seconds: float = 10.0  # for looking for the objects that the device fails to deliver
+    farewell_seconds: float = 1.0  # for the last frame to leave, and the peer to hang up
 
 
 @attrs.frozen(kw_only=True)

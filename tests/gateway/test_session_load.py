@@ -619,7 +619,7 @@ async def test_a_client_that_leaves_in_the_moment_of_its_answer(
         session = home.sessions[0]
         # Both at once: the answer is ready, and the stream has ended.
         await peer.transport.aclose()
-        await until(lambda: session._is_over)
+        await until(lambda: session._answers.is_over)
         store.finished.set()
         await home.all_over()
     assert [record for record in caplog.records if record.exc_info] == []

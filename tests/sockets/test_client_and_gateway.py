@@ -1,5 +1,6 @@
 """The real client against the real gateway process."""
 
+import os
 from pathlib import Path
 
 import anyio
@@ -70,6 +71,25 @@ async def test_b43_damaged_pages_are_misses_whoever_verifies(tmp_path: Path, is_
             assert memory[3] == page(3)
     log = served.log.read_text()
     assert log.count("dropped a corrupt object") == 4
+
+
+async def test_b43_objects_that_the_device_cannot_deliver_are_misses_all_at_once(tmp_path: Path) -> None:
+    """Nobody verified them before they were sent: the connection ends in the first of them, with the others
+    queued or not yet read. Asked for again, none of them ends it a second time."""
+    data = tmp_path / "data"
+    count, size = 40, 128 << 10
+    async with gateway(data) as served, Client(ClientConfig(endpoint=served.endpoints[0])) as client:
+        pages = [bytes([number]) * size for number in range(count)]
+        assert (await client.write(NAMESPACE, keys(count), pages)).is_all_ok
+        (segment,) = data.glob("seg-*.data")
+        os.truncate(segment, 10 * size)
+        memory = [bytearray(size) for _ in range(count)]
+        result = await client.read(NAMESPACE, keys(count), memory)
+        whole = result.count_ok
+        assert 9 <= whole <= 10
+        assert result.statuses == bytes(whole) + bytes([NOT_FOUND]) * (count - whole)
+        assert memory[:whole] == pages[:whole]
+        assert client.stats().replays == 1
 
 
 async def test_b42_a_killed_gateway_comes_back_under_the_same_client(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""How a session answers: whole replies on the prompt lane, refusals in turn, errors as codes.
+
+Every part of a session that handles requests (`reading`, `writing`, the session itself) answers through here.
+"""
+
+import logging
+
+import attrs
+
+from adp_client.protocol.connection import Connection
+from adp_client.protocol.constants import ErrorCode
+from adp_client.protocol.messages import Exist, ExistReply, Read, ReadReply, Reply, Request, StatusReply
+
+from .errors import CorruptRecord, DeviceFull, StorageError
+from .outbox import Frame, Outbox
+from .replies import status_replies
+from .shared import Shared
+
+log = logging.getLogger(__name__)
+
+_STORAGE_CODES: dict[type[StorageError], ErrorCode] = {
+    CorruptRecord: ErrorCode.CORRUPT,
+    DeviceFull: ErrorCode.CAPACITY_EXHAUSTED,
+}
+
+
+@attrs.define(eq=False, kw_only=True)
+class Answers:
+    """The answering side of one connection. The two limits are the client's, known after its HELLO."""
+
+    connection: Connection
+    outbox: Outbox
+    shared: Shared
+    peer: str
+    max_body_bytes: int = 0
+    max_payload_bytes: int = 0
+    is_over: bool = False  # nobody is left to answer
+
+    def prompt(self, request_id: int, reply: Reply, *, is_final: bool = True) -> None:
+        """Answer as soon as the frame under way is out."""
+        self.outbox.put_prompt(self.connection.reply(request_id, reply, is_final=is_final))
+
+    def statuses(self, request_id: int, statuses: bytes) -> None:
+        """One status for each item, in as many frames as the client's limit asks for."""
+        replies = status_replies(statuses, max_body_bytes=self.max_body_bytes)
+        for number, reply in enumerate(replies, 1):
+            self.prompt(request_id, reply, is_final=number == len(replies))
+
+    def refuse(self, request_id: int, message: Request, code: ErrorCode) -> None:
+        """Answer a whole request with `code`, whatever of it has been answered already."""
+        kinds: dict[type, type[StatusReply | ExistReply | ReadReply]] = {Exist: ExistReply, Read: ReadReply}
+        reply = self.refusal(kinds.get(type(message), StatusReply), code)
+        self.outbox.put_in_turn(Frame(parts=[self.connection.reply(request_id, reply)]))
+
+    def refusal(
+        self, kind: "type[StatusReply | ExistReply | ReadReply]", code: ErrorCode
+    ) -> StatusReply | ExistReply | ReadReply:
+        """A reply that says `code` of the whole request, and when to come back if that helps."""
+        retry_after_ms = self.shared.admission.retry_after_ms if code is ErrorCode.OVERLOADED else 0
+        return kind(status=code, retry_after_ms=retry_after_ms)
+
+    def code_for(self, exc: Exception) -> ErrorCode:
+        """What a client is told of `exc`; a bug is logged with its traceback and is nobody else's trouble."""
+        self.shared.counters.faults += 1
+        if isinstance(exc, StorageError):
+            log.error("%s: %s", self.peer, exc)
+            return _STORAGE_CODES.get(type(exc), ErrorCode.GATEWAY_FAULT)
+        log.exception("%s: a request failed", self.peer, exc_info=exc)
+        return ErrorCode.GATEWAY_FAULT

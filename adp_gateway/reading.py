@@ -1,0 +1,123 @@
+"""READ, from the pins on its objects to the frames that carry them."""
+
+from collections.abc import Sequence
+
+from adp_client.protocol.constants import ErrorCode, Feature
+from adp_client.protocol.messages import Read, ReadItem, ReadReply
+from adp_client.transport import FileRange
+from adp_client.transport.base import Part
+
+from .answers import Answers
+from .outbox import Frame
+from .replies import PORTION_BYTES, Found, cut_extents, portions, read_frames
+from .store.base import ObjectStore, ReadLease
+
+
+class Reads:
+    """The READs of one connection."""
+
+    def __init__(self, answers: Answers, store: ObjectStore) -> None:
+        self._answers = answers
+        self._store = store
+        self._unframed: dict[int, dict[int, ReadLease]] = {}
+
+    @property
+    def unframed(self) -> list[ReadLease]:
+        """Objects that are pinned and whose last byte is in no frame yet."""
+        return [lease for leases in self._unframed.values() for lease in leases.values()]
+
+    async def answer(self, request_id: int, message: Read) -> None:
+        """Pin, verify, send. The next batch is verified while the one before it is being sent.
+
+        A client that verifies end to end is sent the bytes as they are: its check covers all that ours would,
+        and the way here too; what it finds damaged, it names in a CHECK.
+        """
+        is_end_to_end = Feature.END_TO_END in self._answers.connection.features
+        opened = self._store.open_read(message.namespace, message.keys)
+        # Owned by no frame yet.
+        leases = {index: lease for index, lease in enumerate(opened) if lease is not None}
+        self._unframed[request_id] = leases
+        try:
+            failed = [
+                ReadItem(index=index, status=ErrorCode.NOT_FOUND)
+                for index, lease in enumerate(opened)
+                if lease is None
+            ]
+            for index in [index for index, lease in leases.items() if not self._fits(message, index, lease)]:
+                lease = leases.pop(index)
+                failed.append(ReadItem(index=index, status=ErrorCode.TOO_LARGE, object_bytes=lease.length))
+                lease.release()
+            lengths = {index: lease.length for index, lease in leases.items()}
+            batches = list(
+                portions(lengths, self._answers.max_payload_bytes if is_end_to_end else PORTION_BYTES)
+            )
+            for number, batch in enumerate(batches, 1):
+                if is_end_to_end:
+                    statuses = bytes(len(batch))
+                else:
+                    statuses = await self._store.verify([leases[index] for index in batch])
+                found: list[Found] = []
+                for index, status in zip(batch, statuses, strict=True):
+                    lease = leases[index]
+                    if status:
+                        failed.append(ReadItem(index=index, status=ErrorCode(status)))
+                        leases.pop(index).release()
+                    else:
+                        found.append(Found(index, lease.length, lease.checksum))
+                await self._send_objects(request_id, failed, found, leases, is_last=number == len(batches))
+                failed = []
+            if not batches:
+                await self._send_objects(request_id, failed, [], leases, is_last=True)
+        finally:
+            del self._unframed[request_id]
+            for lease in leases.values():
+                lease.release()
+
+    def _fits(self, message: Read, index: int, lease: ReadLease) -> bool:
+        """Whether the reader has room for the object, and frames in which it can travel."""
+        return lease.length <= message.capacities[index] and (
+            self._answers.max_payload_bytes > 0 or not lease.length
+        )
+
+    async def _send_objects(
+        self,
+        request_id: int,
+        failed: Sequence[ReadItem],
+        found: Sequence[Found],
+        leases: dict[int, ReadLease],
+        *,
+        is_last: bool,
+    ) -> None:
+        frames = list(
+            read_frames(
+                failed,
+                found,
+                max_payload_bytes=self._answers.max_payload_bytes,
+                max_body_bytes=self._answers.max_body_bytes,
+            )
+        )
+        for number, items in enumerate(frames, 1):
+            is_final = is_last and number == len(frames)
+            head = self._answers.connection.reply(
+                request_id, ReadReply(items=tuple(items)), is_final=is_final
+            )
+            parts: list[Part] = [head]
+            owned: list[ReadLease] = []
+            reads: list[ReadLease] = []
+            payload_bytes = 0
+            for item in items:
+                if item.status is not ErrorCode.OK:
+                    continue
+                lease = leases[item.index]
+                parts.extend(
+                    FileRange(part.fd, part.offset, part.length)
+                    for part in cut_extents(lease.extents, item.offset, item.length)
+                )
+                payload_bytes += item.length
+                reads.append(lease)
+                if item.offset + item.length == item.object_bytes:
+                    owned.append(leases.pop(item.index))
+            self._answers.shared.counters.sent_bytes += payload_bytes
+            await self._answers.outbox.put(
+                Frame(parts=parts, payload_bytes=payload_bytes, owned=owned, reads=reads)
+            )
