@@ -25,6 +25,7 @@ from .transport.endpoints import Endpoint, parse_endpoint
 
 Dialer = Callable[[Endpoint], Awaitable[Transport]]
 
+FEATURES = Feature.CREDITS
 AGENT = "adp-client-python/0.1"
 logger = logging.getLogger("adp_client")
 
@@ -161,7 +162,7 @@ class Link:
         connection = Connection(Role.CLIENT)
         token = self._config.token
         hello = Hello(
-            features=Feature.END_TO_END if self._config.verify_payloads else Feature.NONE,
+            features=FEATURES | (Feature.END_TO_END if self._config.verify_payloads else Feature.NONE),
             token=b"" if token is None else token.encode(),
             agent=AGENT,
         )

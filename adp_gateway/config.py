@@ -98,6 +98,8 @@ class GatewayConfig:
     grace_seconds: how long a drain waits for clients before their connections are cut.
     max_sessions: connections at a time; more are turned away with a reason.
     incoming_bytes: memory for objects on their way in, for all connections together.
+    inflight_bytes: objects that all connections together may have in flight, in both directions; each is told
+        its share.
     request_bytes: memory for everything else that requests hold while they are worked on.
     queued_bytes: objects that are verified and wait to be sent, for each connection.
     transfer_threads: threads that copy between files, memory and sockets.
@@ -109,6 +111,7 @@ class GatewayConfig:
     grace_seconds: float = attrs.field(default=10.0, validator=ge(0))
     max_sessions: int = attrs.field(default=1024, validator=_whole_number(1, 1 << 20))
     incoming_bytes: int = attrs.field(default=512 * MIB, validator=_whole_number(1, 1 << 40))
+    inflight_bytes: int = attrs.field(default=4096 * MIB, validator=_whole_number(1, 1 << 50))
     request_bytes: int = attrs.field(default=256 * MIB, validator=_whole_number(1, 1 << 40))
     queued_bytes: int = attrs.field(default=8 * MIB, validator=_whole_number(1, 1 << 40))
     transfer_threads: int = attrs.field(default=16, validator=_whole_number(1, 1024))

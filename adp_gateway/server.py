@@ -24,6 +24,7 @@ from .admission import Admission
 from .buffers import Arena
 from .config import GatewayConfig
 from .counters import Counters
+from .credits import Credits
 from .listeners import Listener, close_all, open_listeners
 from .session import Session
 from .shared import Patience, Shared
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 AGENT = "adp-gateway/0.1.0"
 SEND_BUFFER_BYTES = 4 << 20  # the system may give less (net.core.wmem_max)
+INFLIGHT_REQUESTS = 16384  # of all connections together: 64 of them with a full window each
 ACCEPT_PAUSE_SECONDS = 0.1  # after accept() failed for want of descriptors: somebody has to close one first
 
 
@@ -53,6 +55,7 @@ class Server:
             store=store,
             arena=Arena(max(config.incoming_bytes, least)),
             admission=Admission(config.request_bytes),
+            credits=Credits(inflight_bytes=config.inflight_bytes, requests=INFLIGHT_REQUESTS, limits=limits),
             limits=limits,
             boot_id=self.boot_id,
             agent=AGENT,

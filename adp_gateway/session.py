@@ -32,6 +32,7 @@ from adp_client.protocol.events import (
 )
 from adp_client.protocol.messages import (
     Check,
+    Credit,
     Delete,
     Exist,
     ExistReply,
@@ -64,6 +65,8 @@ from .store.base import ReadLease
 from .writing import Writes
 
 log = logging.getLogger(__name__)
+
+FEATURES = Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
 
 
 class Session:
@@ -111,6 +114,7 @@ class Session:
         finally:
             self._answers.is_over = True
             self._shared.arena.on_shortage.discard(self._give_way)
+            self._shared.credits.leave(self._credit)
             self._outbox.close()
             self._writes.leave()
             self._shared.counters.sessions -= 1
@@ -235,13 +239,19 @@ class Session:
         self._answers.max_body_bytes = hello.max_body_bytes
         self._answers.max_payload_bytes = hello.max_payload_bytes
         welcome = Welcome(
-            features=Feature.FRAGMENTS | Feature.END_TO_END,
+            features=FEATURES,
             boot_id=self._shared.boot_id,
             limits=self._shared.limits,
             agent=self._shared.agent,
         )
         self._outbox.put_prompt(self._connection.accept(welcome))
+        if Feature.CREDITS in self._connection.features:
+            self._shared.credits.join(self._credit)
         log.debug("%s: %r", self._peer, hello.agent)
+
+    def _credit(self, credit: Credit) -> None:
+        if self._connection.state is State.OPEN:  # else it asks nothing new
+            self._outbox.put_prompt(self._connection.notice(credit))
 
     # ------------------------------------------------------------ requests
 

@@ -7,6 +7,7 @@ from adp_client.protocol.messages import Limits
 from .admission import Admission
 from .buffers import Arena
 from .counters import Counters
+from .credits import Credits
 from .store.base import ObjectStore
 
 
@@ -30,6 +31,7 @@ class Shared:
     store: ObjectStore
     arena: Arena
     admission: Admission
+    credits: Credits
     limits: Limits
     boot_id: bytes
     agent: str

@@ -164,10 +164,13 @@ class Connection:
             raise LocalProtocolError("CREDITS was not agreed on", ErrorCode.UNEXPECTED_MESSAGE)
         if isinstance(notice, Goodbye) and self.role is Role.CLIENT:
             raise LocalProtocolError("a client's GOODBYE is a request", ErrorCode.UNEXPECTED_MESSAGE)
+        if isinstance(notice, Credit):
+            # Only checked: requests may be on their way that the client sent before it will hear of this.
+            Window(self.limits.max_requests, self.limits.max_inflight_bytes).credit(
+                notice.requests, notice.inflight_bytes
+            )
         raw = self._encode(notice, OPCODES[type(notice)], 0)
         self._machine.take(_NOTICE_STEPS[type(notice)][0])
-        if isinstance(notice, Credit):
-            self._window.resize(notice.requests, notice.inflight_bytes)
         return raw
 
     def error(self, code: ErrorCode, text: str) -> bytes:
@@ -221,21 +224,16 @@ class Connection:
     def _ask(
         self, request_id: int, message: Request, opcode: Opcode, is_final: bool, *, is_new: bool
     ) -> None:
-        exchange = self._exchanges.get(request_id)
-        if is_new:
-            exchange = Exchange(opcode, self.limits, self.features)
-            self._window.open()
-        elif exchange is None:
+        exchange = Exchange(opcode, self.limits, self.features) if is_new else self._exchanges.get(request_id)
+        if exchange is None:
             raise LocalProtocolError(f"no request {request_id} to continue", ErrorCode.UNEXPECTED_MESSAGE)
-        try:
-            self._window.take(exchange.ask(message, is_final))
-        except LocalProtocolError:
-            if is_new:
-                self._window.close(0)
-            raise
-        if is_new:
-            self._exchanges[request_id] = exchange
-            self._last_id = request_id
+        cost_bytes = exchange.ask(message, is_final)
+        if not is_new:
+            self._window.take(cost_bytes)
+            return
+        self._window.open(cost_bytes)
+        self._exchanges[request_id] = exchange
+        self._last_id = request_id
 
     def _answer(self, request_id: int, exchange: Exchange, message: Reply, is_final: bool) -> None:
         exchange.answer(message, is_final)
@@ -391,7 +389,7 @@ class Connection:
         if isinstance(notice, Credit):
             if not self.features & Feature.CREDITS:
                 raise LocalProtocolError("CREDITS was not agreed on", ErrorCode.UNEXPECTED_MESSAGE)
-            self._window.resize(notice.requests, notice.inflight_bytes)
+            self._window.credit(notice.requests, notice.inflight_bytes)
         self._machine.take(_NOTICE_STEPS[type(notice)][1])
         return NoticeReceived(notice=notice)
 

@@ -18,11 +18,12 @@ import attrs
 import xxhash
 
 from adp_client.protocol.connection import Connection
-from adp_client.protocol.constants import ErrorCode, Role
+from adp_client.protocol.constants import ErrorCode, Feature, Role
 from adp_client.protocol.errors import RemoteProtocolError
 from adp_client.protocol.events import HelloReceived, PayloadExpected, PeerClosed, RequestReceived
 from adp_client.protocol.messages import (
     Check,
+    Credit,
     Delete,
     Exist,
     ExistReply,
@@ -101,7 +102,12 @@ class Session:
         if gateway.token is not None and event.hello.token != gateway.token.encode():
             await self.transport.send([self.connection.error(ErrorCode.UNAUTHENTICATED, "wrong token")])
             return
-        welcome = Welcome(boot_id=gateway.boot_id, limits=gateway.limits, agent="memory-gateway")
+        welcome = Welcome(
+            features=gateway.features,
+            boot_id=gateway.boot_id,
+            limits=gateway.limits,
+            agent="memory-gateway",
+        )
         await self.transport.send([self.connection.accept(welcome)])
 
     async def _take(self, event: RequestReceived) -> None:
@@ -137,6 +143,12 @@ class Session:
         """Begin to drain this connection."""
         async with self._lock:
             await self.transport.send([self.connection.notice(Goodbye())])
+
+    async def send_credit(self, *, requests: int, inflight_bytes: int) -> None:
+        """Have the client use less, or more again, of its window."""
+        async with self._lock:
+            credit = Credit(requests=requests, inflight_bytes=inflight_bytes)
+            await self.transport.send([self.connection.notice(credit)])
 
     def _reply_to(self, event: RequestReceived) -> Reply:
         objects = self.gateway.objects
@@ -247,6 +259,7 @@ class MemoryGateway:
         chunk_bytes: int = 1 << 20,
     ) -> None:
         self.limits = Limits() if limits is None else limits
+        self.features = Feature.CREDITS
         self.boot_id = boot_id
         self.token = token
         self.frame_bytes = frame_bytes

@@ -304,10 +304,10 @@ async def test_the_gateways_reason_for_closing_reaches_the_caller():
             await client.delete(NAMESPACE, [b"k"])
 
 
-async def test_a_window_that_shrinks_below_a_waiting_request_is_an_error_not_a_wait_without_end():
-    """CREDIT may make the window smaller than what was cut for it."""
+async def test_a_request_that_the_core_refuses_is_an_error_not_a_wait_without_end():
+    """The window is smaller than what was cut for it: with nothing in flight no room will ever come."""
     async with connected() as (client, _):
         client._link.epoch._connection._window.resize(16, 100)
-        with pytest.raises(LocalProtocolError, match="more than 100 bytes"):
+        with pytest.raises(LocalProtocolError, match="101 bytes in flight"):
             await client.read(NAMESPACE, [b"k"], [bytearray(101)])
         assert (await client.read(NAMESPACE, [b"k"], [bytearray(100)])).statuses == b"\1"

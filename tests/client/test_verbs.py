@@ -4,6 +4,7 @@ import array
 
 import anyio
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from adp_client import Client, ClientConfig, ErrorCode
 from adp_client.epoch import MAX_PASSED_OVER
@@ -129,6 +130,39 @@ async def test_requests_stay_inside_the_window():
         assert all(bytes(b[:5000]) == pattern(at, 5000) for at, b in enumerate(buffers))
         assert gateway.violations == []
         assert len(gateway.sessions) == 1
+
+
+async def test_credit_narrows_the_window_and_widens_it_again():
+    """How much was ever in flight. What is larger than the credit goes alone."""
+    limits = Limits(max_requests=64, max_inflight_bytes=400_000, max_object_bytes=100_000)
+    seen: list[tuple[int, int]] = []
+
+    async def watch(session, request) -> bool:
+        await wait_all_tasks_blocked()  # let the client send whatever it may
+        window = client._link._epoch._connection._window
+        seen.append((window.requests, window.inflight_bytes))
+        return False
+
+    async def read_all(client) -> None:
+        async with anyio.create_task_group() as tasks:
+            for at in range(12):
+                size = 30_000 if at % 4 else 100_000
+                tasks.start_soon(client.read, NAMESPACE, [b"%d" % at], [bytearray(size)])
+
+    async with connected(MemoryGateway(limits=limits)) as (client, gateway):
+        await client.wait_connected()
+        await gateway.sessions[0].send_credit(requests=2, inflight_bytes=70_000)
+        gateway.script = watch
+        await client.ping()
+        await read_all(client)
+        assert max(requests for requests, _ in seen) == 2
+        assert all(inflight <= 70_000 or requests == 1 for requests, inflight in seen)
+        await gateway.sessions[0].send_credit(requests=64, inflight_bytes=400_000)
+        await client.ping()
+        seen.clear()
+        await read_all(client)
+        assert max(requests for requests, _ in seen) > 4
+        assert gateway.violations == []
 
 
 async def test_zero_length_objects():

@@ -13,6 +13,7 @@ from adp_client.protocol.messages import Hello, Limits
 from adp_client.transport import SocketTransport
 from adp_gateway.admission import Admission
 from adp_gateway.buffers import Arena
+from adp_gateway.credits import Credits
 from adp_gateway.session import Session
 from adp_gateway.shared import Shared
 from adp_gateway.store.memory import MemoryStore
@@ -72,6 +73,7 @@ async def house(
     limits: Limits = SMALL,
     arena_bytes: int = 32 << 20,
     request_bytes: int = 1 << 30,
+    inflight_bytes: int = 1 << 40,
     **shared: Any,
 ) -> AsyncIterator[House]:
     """Within: sessions on demand. After: every session has ended, nothing is leased, no memory is out."""
@@ -85,6 +87,7 @@ async def house(
                 store=store,
                 arena=arena,
                 admission=admission,
+                credits=Credits(inflight_bytes=inflight_bytes, requests=1 << 20, limits=limits),
                 limits=limits,
                 boot_id=BOOT_ID,
                 agent="house",
@@ -105,3 +108,4 @@ async def house(
     assert arena.waiting == 0
     assert admission.used_bytes == 0
     assert home.shared.counters.sessions == 0
+    assert home.shared.credits.connections == 0

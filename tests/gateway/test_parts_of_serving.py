@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from adp_client.protocol.codec import encode_body
 from adp_client.protocol.constants import ErrorCode
-from adp_client.protocol.messages import ReadItem, ReadReply
+from adp_client.protocol.messages import Credit, Limits, ReadItem, ReadReply
 from adp_gateway.admission import Admission, request_bytes
 from adp_gateway.buffers import ALIGN_BYTES, Arena, Block, lay_out
+from adp_gateway.credits import Credits
 from adp_gateway.fences import Fences
 from adp_gateway.replies import (
     FIRST_PORTION_BYTES,
@@ -262,3 +263,24 @@ async def test_arena_cancelled_before_and_in_the_moment_of_the_grant(granted_fir
 async def test_arena_refuses_what_it_can_never_give() -> None:
     with pytest.raises(ValueError, match="arena of 4096"):
         await Arena(4096).take(4097)
+
+
+def test_credits_are_shares_of_one_budget_and_seldom_told() -> None:
+    limits = Limits(max_requests=256, max_inflight_bytes=1 << 20)
+    credits = Credits(inflight_bytes=4 << 20, requests=1024, limits=limits)
+    told: dict[int, list[Credit]] = {number: [] for number in range(1000)}
+    tells = {number: told[number].append for number in told}
+    for number in range(4):
+        credits.join(tells[number])
+    assert not any(told.values())  # a quarter of the budget is as much as WELCOME says
+    for number in range(4, 1000):
+        credits.join(tells[number])
+        assert len(told[0]) <= number.bit_length()
+    assert credits.share == Credit(requests=1, inflight_bytes=4096)
+    assert all(shares[-1] == credits.share for shares in told.values())
+    for number in range(1000):
+        credits.leave(tells[number])
+        credits.leave(tells[number])
+    assert credits.connections == 0
+    assert credits.share == Credit(requests=256, inflight_bytes=1 << 20)
+    assert len(told[999]) <= 12

@@ -7,20 +7,23 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from adp_client.protocol.constants import ErrorCode
+from adp_client.protocol.constants import ErrorCode, Feature
 from adp_client.protocol.messages import (
     Check,
+    Credit,
     Delete,
     Exist,
     ExistReply,
     Fence,
     Goodbye,
+    Hello,
     Limits,
     Ping,
     Read,
     StatusReply,
     Write,
 )
+from adp_client.protocol.state import State
 from adp_gateway.errors import CorruptRecord, DeviceFault, DeviceFull
 from adp_gateway.shared import Patience
 from adp_gateway.store.base import Extent, PutItem, ReadLease
@@ -623,3 +626,40 @@ async def test_a_client_that_leaves_in_the_moment_of_its_answer(
         store.finished.set()
         await home.all_over()
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_connections_share_what_may_be_in_flight() -> None:
+    """CREDIT for those who have agreed on it; a connection that leaves gives its share back."""
+    limits = Limits(max_requests=64, max_inflight_bytes=1 << 20)
+    async with house(limits=limits, inflight_bytes=1 << 20) as home:
+        hello = Hello(features=Feature.CREDITS)
+        first = await home.connect(hello)
+        await home.connect()  # has not agreed, and is not counted
+        others = [await home.connect(hello) for _ in range(3)]
+        await first.call(Ping())
+        assert first.notices == [
+            Credit(requests=64, inflight_bytes=1 << 19),
+            Credit(requests=64, inflight_bytes=1 << 18),
+        ]
+        await others[-1].call(Ping())
+        assert others[-1].notices == [Credit(requests=64, inflight_bytes=1 << 18)]
+        for peer in others:
+            await peer.transport.aclose()
+        for over in home.ended[2:]:
+            await over.wait()
+        await first.call(Ping())
+        assert first.notices[-1] == Credit(requests=64, inflight_bytes=1 << 19)
+
+
+async def test_a_connection_that_leaves_is_told_no_more_of_its_share() -> None:
+    """Its GOODBYE waits for an answer when the share changes: a CREDIT would break the state table."""
+    async with house(inflight_bytes=32 * MIB) as home:
+        hello = Hello(features=Feature.CREDITS)
+        first = await home.connect(hello)
+        await first.write({key_of(1): content(MIB)})
+        await first.ask(read(key_of(1), capacity=MIB))  # and takes none of it yet
+        await first.ask(Goodbye())
+        await until(lambda: home.sessions[0]._connection.state is not State.OPEN)
+        other = await home.connect(hello)
+        await other.call(Ping())
+        assert [type(notice) for notice in await first.closed()] == [Credit]

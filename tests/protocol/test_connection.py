@@ -305,13 +305,33 @@ def test_deadlines_are_told_once() -> None:
 
 def test_credits_change_the_window() -> None:
     client, gateway = pair(features=Feature.CREDITS)
-    assert client.fits(100)
-    list(receive(client, gateway.notice(Credit(requests=1, inflight_bytes=10))))
+    list(receive(client, gateway.notice(Credit(requests=2, inflight_bytes=10))))
+    client.request(Ping())
     assert client.fits(10)
     assert not client.fits(11)
     client.request(Ping())
     with pytest.raises(LocalProtocolError):
         client.request(Ping())
+    list(receive(client, gateway.notice(Credit(requests=3, inflight_bytes=10))))
+    client.request(Ping())
+
+
+def test_requests_that_cross_a_credit_are_no_violation() -> None:
+    client, gateway = pair(features=Feature.CREDITS)
+    raw = b"".join(client.request(Ping())[1] for _ in range(3))
+    credit = gateway.notice(Credit(requests=1, inflight_bytes=0))
+    assert len(list(receive(gateway, raw))) == 3
+    list(receive(client, credit))
+    assert not client.fits(0)
+
+
+def test_a_credit_beyond_the_window_is_a_violation() -> None:
+    client, gateway = pair(features=Feature.CREDITS)
+    for credit in (Credit(requests=0, inflight_bytes=0), Credit(requests=1, inflight_bytes=1 << 60)):
+        with pytest.raises(LocalProtocolError, match="credit"):
+            gateway.notice(credit)
+    with pytest.raises(RemoteProtocolError, match="credit"):
+        list(receive(client, frame(Credit(requests=0, inflight_bytes=0), Opcode.CREDIT, 0)))
 
 
 def test_credits_only_if_agreed() -> None:

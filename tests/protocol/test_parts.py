@@ -72,20 +72,46 @@ def test_a_key_in_bounds() -> None:
 
 def test_window() -> None:
     window = Window(2, 100)
-    window.open()
-    window.take(60)
+    window.open(60)
     assert window.fits(40)
     assert not window.fits(41)
     with pytest.raises(LocalProtocolError):
         window.take(41)
-    window.open()
+    window.open(0)
     assert not window.fits(0)
     with pytest.raises(LocalProtocolError):
-        window.open()
+        window.open(0)
     window.close(60)
     assert (window.requests, window.inflight_bytes) == (1, 0)
+    with pytest.raises(LocalProtocolError):
+        window.open(101)
     window.resize(1, 10)
     assert not window.fits(0)
+
+
+def test_a_credit_binds_what_is_new() -> None:
+    window = Window(3, 100)
+    window.credit(2, 30)
+    assert window.fits(100)  # nothing is in flight: no credit is too small for ever
+    assert not window.fits(101)
+    window.open(50)
+    assert not window.fits(0)
+    window.take(50)  # what has begun may be finished
+    window.close(100)
+    window.open(10)
+    window.open(20)
+    assert (window.requests, window.inflight_bytes) == (2, 30)
+    assert not window.fits(0)
+    window.credit(3, 100)
+    assert window.fits(70)
+
+
+@pytest.mark.parametrize("credit", [(0, 10), (4, 10), (1, 101)])
+def test_a_credit_is_within_the_window(credit: tuple[int, int]) -> None:
+    window = Window(3, 100)
+    with pytest.raises(LocalProtocolError, match="credit"):
+        window.credit(*credit)
+    assert window.fits(100)
 
 
 @pytest.mark.parametrize("role", Role)
