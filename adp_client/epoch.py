@@ -19,6 +19,7 @@ import anyio
 import attrs
 
 from .config import Timeouts
+from .landing import Landing
 from .operations import Operation, ReadOperation
 from .pending import Outcome, Pending
 from .protocol.connection import Connection
@@ -63,30 +64,6 @@ class Ending:
 
     reason: str
     error: Exception | None = None
-
-
-class _Landing:
-    """Follows the payload of one READ reply as it comes in, and tells its operation of each piece and row."""
-
-    def __init__(self, operation: ReadOperation, pending: Pending, reply: ReadReply) -> None:
-        self._operation = operation
-        self._pending = pending
-        self._rows = [row for row in reply.items if row.length]
-        self._index = 0
-        self._offset = 0  # in the row
-        self.total_bytes = sum(row.length for row in self._rows)
-
-    def progress(self, count: int) -> None:
-        """`count` more bytes are in. Runs in the thread that received them."""
-        while count:
-            row = self._rows[self._index]
-            end = min(row.length, self._offset + count)
-            self._operation.digest(self._pending, row, self._offset, end)
-            count -= end - self._offset
-            self._offset = end
-            if end == row.length:
-                self._operation.settle(self._pending, row)
-                self._index, self._offset = self._index + 1, 0
 
 
 class Epoch:
@@ -240,15 +217,17 @@ class Epoch:
         assert isinstance(operation, ReadOperation)
         assert isinstance(reply, ReadReply)
         self._landing = operation
+        targets, landing = operation.landing(pending, reply.items)
         try:
-            self._connection.accept_payload(operation.targets(pending, reply))
-            await self._receive_rest(_Landing(operation, pending, reply))
+            self._connection.accept_payload(targets)
+            await self._receive_rest(landing)
         finally:
+            operation.landed(pending, landing)
             self._landing = None
             self._tell_memory()
         self._stats.bytes_read += sum(event.lengths)
 
-    async def _receive_rest(self, landing: "_Landing | None") -> None:
+    async def _receive_rest(self, landing: Landing | None) -> None:
         """What has come together with the frame's head is there already; receive the rest of the payload."""
         left = self._connection.payload_bytes_left
         if landing is not None:
@@ -300,9 +279,7 @@ class Epoch:
             return
         if isinstance(reply, ReadReply):
             assert isinstance(pending.operation, ReadOperation)
-            for row in reply.items:
-                if not row.length:  # all others have landed with their payload
-                    pending.operation.settle(pending, row)
+            pending.operation.note(pending, reply.items)  # all others have landed with their payload
         else:
             pending.operation.take(pending, reply)
 

@@ -12,6 +12,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from .batches import cut, group_by_width, max_batch_bytes, max_batch_items
+from .landing import Landing
 from .pending import Frame, Pending
 from .protocol.constants import ErrorCode, Opcode
 from .protocol.errors import LocalProtocolError
@@ -24,8 +25,7 @@ from .protocol.messages import (
     Limits,
     Ping,
     Read,
-    ReadItem,
-    ReadReply,
+    ReadItems,
     Reply,
     StatusReply,
     Write,
@@ -35,7 +35,7 @@ from .protocol.messages import (
 UNSETTLED = 255
 _READ_ROW_BYTES = 4
 _WRITE_ROW_BYTES = 24
-_EMPTY = xxhash.xxh3_64()
+_EMPTY = xxhash.xxh3_64_intdigest(b"")
 
 
 class Operation:
@@ -165,7 +165,7 @@ class ReadOperation(Operation):
         self.lengths = [0] * len(keys)
         self.damaged: list[int] = []
         self._is_verified = is_verified
-        self._digests: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
+        self._hashers: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
         """See Operation. Memory beyond the largest object is not offered, it would only fill the window."""
@@ -186,33 +186,53 @@ class ReadOperation(Operation):
         """See Operation."""
         self.views.clear()
 
-    def targets(self, pending: Pending, reply: ReadReply) -> list[memoryview]:
-        """Where the payload of `reply` belongs."""
-        views, items = self.views, pending.items
-        return [views[items[row.index]][row.offset : row.offset + row.length] for row in reply.items]
+    def landing(self, pending: Pending, rows: ReadItems) -> tuple[list[memoryview], Landing]:
+        """Memory for each of `rows`, and what follows their bytes into it."""
+        items = pending.items
+        if rows.is_whole and rows.is_run and isinstance(items, range):
+            first = items.start + rows.indices[0]
+            views = self.views[first : first + len(rows)]
+            targets = [view[:length] for view, length in zip(views, rows.lengths, strict=True)]
+        else:
+            targets = [
+                self.views[items[index]][offset : offset + length]
+                for index, offset, length in zip(rows.indices, rows.offsets, rows.lengths, strict=True)
+            ]
+        filled = targets if all(rows.lengths) else [target for target in targets if len(target)]
+        return targets, Landing(rows, items, filled, self._hashers, is_verified=self._is_verified)
 
-    def settle(self, pending: Pending, row: ReadItem) -> None:
-        """`row` is complete: its bytes are in place, or it says why there are none."""
-        item = pending.items[row.index]
-        if row.status is not ErrorCode.OK:
-            self.statuses[item] = row.status
-        elif row.offset + row.length == row.object_bytes:
-            digest = self._digests.pop(item, _EMPTY)
-            if self._is_verified and digest.intdigest() != row.checksum:
-                self.statuses[item] = ErrorCode.CORRUPT
-                self.damaged.append(item)
-                return
-            self.statuses[item] = ErrorCode.OK
-            self.lengths[item] = row.object_bytes
+    def landed(self, pending: Pending, landing: Landing) -> None:
+        """The first `landing.count` of the rows with bytes are in place; perhaps no more of them will be."""
+        rows, items = landing.rows, pending.items
+        if rows.is_whole and rows.is_run and isinstance(items, range) and landing.count == len(rows):
+            first = items.start + rows.indices[0]
+            self.statuses[first : first + len(rows)] = bytes(len(rows))
+            self.lengths[first : first + len(rows)] = rows.object_bytes
+        else:
+            for row in landing.positions[: landing.count]:
+                if rows.offsets[row] + rows.lengths[row] == rows.object_bytes[row]:
+                    self.settle(items[rows.indices[row]], ErrorCode.OK, rows.object_bytes[row])
+        for row in landing.damaged:
+            item = items[rows.indices[row]]
+            self.settle(item, ErrorCode.CORRUPT)
+            self.damaged.append(item)
 
-    def digest(self, pending: Pending, row: ReadItem, begin: int, end: int) -> None:
-        """Bytes `[begin, end)` of `row` have just come in; in the thread that received them."""
-        if not self._is_verified:
+    def note(self, pending: Pending, rows: ReadItems) -> None:
+        """The rows without bytes: misses, failures, and objects that are empty."""
+        if all(rows.lengths):
             return
-        item = pending.items[row.index]
-        if row.offset + begin == 0:
-            self._digests[item] = xxhash.xxh3_64()
-        self._digests[item].update(self.views[item][row.offset + begin : row.offset + end])
+        for row in rows:
+            if not row.length:
+                is_damaged = self._is_verified and row.status is ErrorCode.OK and row.checksum != _EMPTY
+                item = pending.items[row.index]
+                self.settle(item, ErrorCode.CORRUPT if is_damaged else row.status)
+                if is_damaged:
+                    self.damaged.append(item)
+
+    def settle(self, item: int, status: ErrorCode, length: int = 0) -> None:
+        """The outcome of one item."""
+        self.statuses[item] = status
+        self.lengths[item] = length
 
 
 class WriteOperation(Operation):

@@ -7,6 +7,7 @@ turns what came from the peer into RemoteProtocolError, once.
 
 import struct
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from .constants import (
@@ -36,7 +37,7 @@ from .messages import (
     Ping,
     Pong,
     Read,
-    ReadItem,
+    ReadItems,
     ReadRegion,
     ReadRegionReply,
     ReadReply,
@@ -328,7 +329,10 @@ def _read_reply_head(cursor: _Cursor) -> tuple[ErrorCode, int, int, int]:
 
 
 def _statuses(cursor: _Cursor, count: int) -> bytes:
-    raw = cursor.take(count)
+    return _known_statuses(cursor.take(count))
+
+
+def _known_statuses(raw: bytes) -> bytes:
     if len(raw.translate(None, _NOT_ITEM_CODES)) != len(raw):
         raise LocalProtocolError("an unknown status byte")
     return raw
@@ -355,24 +359,23 @@ def _read_exist_reply(cursor: _Cursor) -> ExistReply:
     )
 
 
-def _read_items(cursor: _Cursor) -> tuple[ErrorCode, int, tuple[ReadItem, ...]]:
+def _read_items(cursor: _Cursor) -> tuple[ErrorCode, int, ReadItems]:
     status, retry_after_ms, first, count = _read_reply_head(cursor)
     _zero(first)
-    items = []
-    for index, code, pad, pad2, size, offset, length, pad3, checksum in cursor.table(_READ_ITEM, count):
-        if pad or pad2 or pad3:
-            _zero(pad, pad2, pad3)
-        items.append(
-            ReadItem(
-                index=index,
-                status=_item_code(code),
-                object_bytes=size,
-                offset=offset,
-                length=length,
-                checksum=checksum,
-            )
-        )
-    return status, retry_after_ms, tuple(items)
+    rows = cursor.table(_READ_ITEM, count)
+    if not rows:
+        return status, retry_after_ms, ReadItems()
+    indices, codes, pads, pads2, sizes, offsets, lengths, pads3, checksums = zip(*rows, strict=True)
+    _zero(*pads, *pads2, *pads3)
+    items = ReadItems(
+        indices=indices,
+        statuses=_known_statuses(bytes(codes)),
+        object_bytes=sizes,
+        offsets=offsets,
+        lengths=lengths,
+        checksums=checksums,
+    )
+    return status, retry_after_ms, items
 
 
 def _read_read_reply(cursor: _Cursor) -> ReadReply:
@@ -569,11 +572,20 @@ def _write_exist_reply(m: ExistReply) -> bytes:
 
 
 def _write_read_reply(m: ReadReply | ReadRegionReply) -> bytes:
-    rows = [
-        _READ_ITEM.pack(i.index, i.status, 0, 0, i.object_bytes, i.offset, i.length, 0, i.checksum)
-        for i in m.items
-    ]
-    return b"".join((_reply_head(m.status, m.retry_after_ms, 0, len(rows)), *rows))
+    items, zeros = m.items, repeat(0)
+    rows = map(
+        _READ_ITEM.pack,
+        items.indices,
+        items.statuses,
+        zeros,
+        zeros,
+        items.object_bytes,
+        items.offsets,
+        items.lengths,
+        zeros,
+        items.checksums,
+    )
+    return b"".join((_reply_head(m.status, m.retry_after_ms, 0, len(items)), *rows))
 
 
 def _write_reason(m: Goodbye | ErrorMessage) -> bytes:

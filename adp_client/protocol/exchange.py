@@ -4,6 +4,8 @@ Both sides keep an Exchange for every request in flight and feed it the same fra
 and receives, the gateway when it receives and sends; so one set of rules guards both directions.
 """
 
+from operator import le
+
 from .codec import OPCODES, REPLY_TYPES
 from .constants import ErrorCode, Feature, Opcode
 from .errors import LocalProtocolError
@@ -14,6 +16,7 @@ from .messages import (
     Limits,
     Read,
     ReadItem,
+    ReadItems,
     ReadRegion,
     ReadRegionReply,
     ReadReply,
@@ -156,8 +159,7 @@ class Exchange:
             if isinstance(message, (StatusReply, ExistReply)):
                 self._answer_statuses(message.first, len(message.statuses))
             else:
-                for item in message.items:
-                    self._answer_read(item)
+                self._answer_reads(message.items)
             if is_final and _UNANSWERED in self._answered:
                 raise LocalProtocolError("the final reply leaves items unanswered")
         elif not is_final:
@@ -170,6 +172,21 @@ class Exchange:
         if _ANSWERED in self._answered[first : first + count]:
             raise LocalProtocolError("an item is answered twice")
         self._answered[first : first + count] = _ANSWERED * count
+
+    def _answer_reads(self, items: ReadItems) -> None:
+        """All at once if they are what they nearly always are: whole, in order, none answered yet."""
+        if items.is_whole and items.is_run:
+            first, end = items.indices[0], items.indices[0] + len(items)
+            if (
+                end <= self.count
+                and _ANSWERED not in self._answered[first:end]
+                and not self._open_reads
+                and all(map(le, items.object_bytes, self._capacities[first:end]))
+            ):
+                self._answered[first:end] = _ANSWERED * len(items)
+                return
+        for item in items:
+            self._answer_read(item)
 
     def _answer_read(self, item: ReadItem) -> None:
         if item.index >= self.count:

@@ -83,8 +83,9 @@ class _Incoming:
         return self.left_bytes >= BULK_BYTES
 
     def let_go(self) -> None:
-        """Keep no view of the memory."""
+        """Keep no view of the memory, and nothing that may have one."""
         self._views.clear()
+        self._progress = None
 
 
 class _Outgoing:

@@ -1,5 +1,6 @@
 """Errors, keys, window, state table and receive buffer, each alone."""
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from adp_client.protocol.errors import (
     request_error,
 )
 from adp_client.protocol.keys import check_namespace
+from adp_client.protocol.messages import ReadItem, read_items
 from adp_client.protocol.state import TRANSITIONS, Machine, State, Step
 from adp_client.protocol.window import Window
 
@@ -245,3 +247,18 @@ def test_buffer_knows_how_much_of_its_targets_is_left() -> None:
     buffer.aim([7])
     buffer.drop_targets()
     assert buffer.left_bytes == 0
+
+
+def test_read_items_by_column_are_the_items() -> None:
+    rows = [ReadItem(index=4 + at, object_bytes=7, length=7, checksum=at) for at in range(3)]
+    items = read_items(rows)
+    assert list(items) == rows
+    assert items[1] == rows[1]
+    assert read_items(items) is items
+    assert items.is_whole
+    assert items.is_run
+    for change in ({"index": 9}, {"index": 4}):
+        assert not read_items([*rows[:2], attrs.evolve(rows[2], **change)]).is_run
+    for change in ({"status": ErrorCode.CORRUPT}, {"offset": 1}, {"length": 6}):
+        assert not read_items([*rows[:2], attrs.evolve(rows[2], **change)]).is_whole
+    assert not read_items([]).is_run

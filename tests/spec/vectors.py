@@ -33,6 +33,7 @@ from adp_client.protocol.messages import (
     Pong,
     Read,
     ReadItem,
+    ReadItems,
     ReadRegion,
     ReadRegionReply,
     ReadReply,
@@ -67,6 +68,11 @@ def _feature(value: list[str], _: type) -> Feature:
 
 
 converter.register_structure_hook(Feature, _feature)
+# By item in the published file: by column is this implementation's affair.
+converter.register_unstructure_hook(ReadItems, lambda items: converter.unstructure(list(items)))
+converter.register_structure_hook(
+    ReadItems, lambda value, _: messages.read_items(converter.structure(value, list[ReadItem]))
+)
 
 NAMESPACE = bytes(range(32))
 KEYS = (bytes(range(100, 140)), bytes(range(140, 180)))
