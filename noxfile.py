@@ -2,6 +2,7 @@
 
     nox -s lint types imports        quick checks
     nox -s tests                     the test suite against the built wheel, on every Python that is here
+    nox -s coverage                  every branch of what is pure: 100 %
     nox -s vllm                      the end-to-end tests on real vLLM, one run for each supported version
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
     nox -s fuzz                      a minute of coverage-guided fuzzing for each target
@@ -31,7 +32,17 @@ VLLM_TORCH: str = PROJECT["tool"]["adp"]["vllm-torch"]
 nox.options.error_on_missing_interpreters = False
 nox.options.download_python = "never"
 nox.options.default_venv_backend = "virtualenv"
-nox.options.sessions = ["lint", "types", "imports", "tests", "tests-absent", "vectors", "vllm", "demo"]
+nox.options.sessions = [
+    "lint",
+    "types",
+    "imports",
+    "tests",
+    "tests-absent",
+    "coverage",
+    "vectors",
+    "vllm",
+    "demo",
+]
 
 
 def runs(version: str) -> bool:
@@ -121,6 +132,16 @@ def tests_absent(session: nox.Session) -> None:
     if ABSENT:
         session.skip(f"no working python{', python'.join(ABSENT)} here: those versions are not tested")
     session.log("every supported Python is here")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Every branch of the protocol's core and of the pure modules (``[tool.coverage]`` lists them)."""
+    session.install("-e", ".", *TEST_TOOLS, *dev("coverage"))
+    layers = ("protocol", "spec", "fuzz", "stateful", "client", "gateway", "conformance", "engines")
+    tests = [f"tests/{layer}" for layer in layers]
+    session.run("coverage", "run", "-m", "pytest", "-m", "not vllm", "-q", *tests, *session.posargs)
+    session.run("coverage", "report")
 
 
 @nox.session

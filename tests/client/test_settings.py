@@ -43,6 +43,10 @@ def test_plain_data_becomes_frozen_types():
         config.endpoint = "x"
 
 
+def test_none_stands_for_what_is_optional():
+    assert structure({"endpoint": "tcp://h:1", "token": None}, ClientConfig).token is None
+
+
 def test_every_problem_is_told_at_once_with_its_path():
     with pytest.raises(ConfigError) as caught:
         structure(

@@ -281,3 +281,14 @@ def test_default_sizes_fit_together(free_bytes, used_bytes):
     if capacity >= 512 * MIB:
         assert Layout(segment).data_bytes >= StoreConfig(**GOOD).max_object_bytes
     StoreConfig(directory="kv", capacity_bytes=capacity, segment_bytes=segment)
+
+
+def test_nothing_is_killed_in_a_segment_that_is_gone(catalog):
+    """A copy that ends after its target was doomed: the files go, and the commit with them."""
+    entry = commit(catalog, 1, key(1))
+    catalog.doom(catalog.segments[1])
+    catalog.void(NAMESPACE, key(1), entry)
+    assert kills(catalog) == []
+    (doomed,) = catalog.doomed
+    doomed.data.close()
+    doomed.journal.close()
