@@ -3,6 +3,7 @@
     nox -s lint types imports        quick checks
     nox -s tests                     the test suite against the built wheel, on every Python that is here
     nox -s coverage                  every branch of what is pure: 100 %
+    nox -s docs                      the API reference
     nox -s vllm                      the end-to-end tests on real vLLM, one run for each supported version
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
     nox -s fuzz                      a minute of coverage-guided fuzzing for each target
@@ -65,6 +66,15 @@ def dev(*names: str) -> list[str]:
     }
     return [lines[name] for name in names]
 
+
+#: What a program that uses the project may import, and so what its reference describes.
+REFERENCE = (
+    "adp_client",
+    "adp_client.errors",
+    "adp_client.protocol",
+    "adp_client.testing",
+    "adp_client.transport",
+)
 
 TEST_TOOLS = dev("hypothesis", "import-linter", "pytest", "pytest-randomly", "pytest-timeout", "trio")
 
@@ -132,6 +142,13 @@ def tests_absent(session: nox.Session) -> None:
     if ABSENT:
         session.skip(f"no working python{', python'.join(ABSENT)} here: those versions are not tested")
     session.log("every supported Python is here")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The API reference, from the docstrings, into docs/_build/api; warnings are errors."""
+    session.install("-e", ".", *dev("pdoc"))
+    session.run("python", "-W", "error", "-m", "pdoc", *REFERENCE, "-o", "docs/_build/api")
 
 
 @nox.session
