@@ -76,7 +76,9 @@ REFERENCE = (
     "adp_client.transport",
 )
 
-TEST_TOOLS = dev("hypothesis", "import-linter", "pytest", "pytest-randomly", "pytest-timeout", "trio")
+TEST_TOOLS = dev(
+    "hypothesis", "import-linter", "pytest", "pytest-randomly", "pytest-timeout", "trio", "trustme"
+)
 
 
 def wheel(session: nox.Session, python: str = "python") -> str:

@@ -7,6 +7,7 @@ from .client import Client as Client
 from .config import BackoffConfig as BackoffConfig
 from .config import ClientConfig as ClientConfig
 from .config import Timeouts as Timeouts
+from .config import TLSConfig as TLSConfig
 from .protocol.constants import ErrorCode as ErrorCode
 from .protocol.keys import ObjectKey as ObjectKey
 from .results import CheckResult as CheckResult
@@ -29,6 +30,7 @@ __all__ = [
     "GatewayInfo",
     "ObjectKey",
     "ReadResult",
+    "TLSConfig",
     "Timeouts",
     "WriteResult",
 ]

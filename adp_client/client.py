@@ -12,6 +12,7 @@ are yours; nobody reads or writes them any more. A cancelled READ or WRITE may t
 `Timeouts.release_seconds` to raise, if a transfer is inside that memory; then the connection is cut instead.
 """
 
+import functools
 import os
 import random
 import threading
@@ -40,6 +41,7 @@ from .operations import (
 )
 from .pending import Outcome, Pending
 from .protocol.errors import (
+    ConfigError,
     LinkClosed,
     LinkError,
     LinkLost,
@@ -53,7 +55,7 @@ from .protocol.messages import Check, Delete, Exist, Fence, Ping
 from .replay import Fate, fate
 from .results import CheckResult, DeleteResult, ExistResult, GatewayInfo, ReadResult, WriteResult
 from .stats import ClientStats
-from .transport.sockets import connect
+from .transport.dialling import connect
 
 INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
 MAX_UNREPORTED = 1024  # corrupt objects that wait to be reported
@@ -66,11 +68,14 @@ class Client:
     """
 
     def __init__(
-        self, config: ClientConfig, *, dial: Dialer = connect, source: random.Random | None = None
+        self, config: ClientConfig, *, dial: Dialer | None = None, source: random.Random | None = None
     ) -> None:
+        problems = [*config.problems(), *(config.tls.problems() if config.tls is not None else ())]
+        if problems:
+            raise ConfigError(tuple(problems))
         self.config = config
         self._stats = ClientStats()
-        self._dial = dial
+        self._dial = functools.partial(connect, tls=config.tls) if dial is None else dial
         self._source = random.Random() if source is None else source
         self._home: tuple[int, int] | None = None
         self._link: Link | None = None

@@ -5,7 +5,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from .transport.endpoints import parse_endpoint
+from .transport.endpoints import TLSEndpoint, parse_endpoint
+from .transport.trust import TLSConfig as TLSConfig
 
 
 def _positive(default: float) -> Any:
@@ -59,11 +60,24 @@ def _endpoint(_instance: object, _attribute: object, value: str) -> None:
 class ClientConfig:
     """One gateway, and how to treat it."""
 
-    #: `tcp://HOST:PORT` or `unix:///absolute/path`.
+    #: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:///absolute/path`.
     endpoint: str = attrs.field(validator=_endpoint)
     #: Shown to the gateway in the handshake; kept out of repr and logs.
     token: str | None = attrs.field(default=None, repr=False)
+    #: For `tls://`. None: the authorities that the system trusts, and no certificate of the client's own.
+    tls: TLSConfig | None = None
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     backoff: BackoffConfig = attrs.field(factory=BackoffConfig)
     #: Check the XXH3-64 of every object that was read. A mismatch is a CORRUPT item, never bytes.
     verify_payloads: bool = True
+
+    def problems(self) -> list[str]:
+        """What is wrong between fields."""
+        return tls_problems(self.endpoint, self.tls)
+
+
+def tls_problems(endpoint: str, tls: TLSConfig | None) -> list[str]:
+    """Settings of TLS that would not be used: somebody believes that the connection is safe."""
+    if tls is not None and not isinstance(parse_endpoint(endpoint), TLSEndpoint):
+        return [f"tls is for endpoints tls://HOST:PORT; {endpoint!r} is not one"]
+    return []

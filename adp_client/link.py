@@ -22,6 +22,7 @@ from .results import GatewayInfo
 from .stats import ClientStats
 from .transport.base import Transport
 from .transport.endpoints import Endpoint, parse_endpoint
+from .transport.trust import TLSFailure
 
 Dialer = Callable[[Endpoint], Awaitable[Transport]]
 
@@ -46,7 +47,7 @@ class Link:
         self._changed = anyio.Event()
         self._trouble: Exception | None = None
         self._is_told = False
-        self._is_refused = False  # by the gateway itself (token, version): waiting would not help
+        self._is_refused = False  # token, version, certificate: waiting would not help
         self._is_closing = False
         self.is_closed = False
         self.gateway: GatewayInfo | None = None
@@ -143,7 +144,9 @@ class Link:
         except (OSError, EOFError, RemoteProtocolError, LinkRefused) as exc:  # TimeoutError is an OSError
             self._stats.connects_failed += 1
             self._trouble = exc if str(exc) else TimeoutError("no answer to the handshake in time")
-            self._is_refused = isinstance(exc, LinkRefused) and exc.code is not ErrorCode.SHUTTING_DOWN
+            self._is_refused = (isinstance(exc, LinkRefused) and exc.code is not ErrorCode.SHUTTING_DOWN) or (
+                isinstance(exc, TLSFailure) and exc.is_lasting
+            )
             if not self._is_told:
                 self._is_told = True
                 logger.warning("cannot use %s: %s; will keep trying", self._endpoint, self._trouble)

@@ -9,6 +9,7 @@ import functools
 import logging
 import re
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import NoReturn
 import anyio
 import anyio.abc
 
-from adp_client.transport import Endpoint, TCPEndpoint, UnixEndpoint, parse_endpoint
+from adp_client.transport import Endpoint, TCPEndpoint, TLSFailure, UnixEndpoint, parse_endpoint
+from adp_client.transport.trust import server_context
 
 from . import logs
 from .config import GatewayConfig, StoreConfig
@@ -59,6 +61,11 @@ _OPTIONS = {
     "durability": "--durability",
     "grace_seconds": "--grace",
     "max_sessions": "--max-connections",
+    "listen": "--listen",
+    "tls": "--tls-certificate and --tls-key",
+    "certificate_file": "--tls-certificate",
+    "key_file": "--tls-key",
+    "client_ca_file": "--tls-client-ca",
     "incoming_bytes": "--incoming-memory",
 }
 
@@ -116,7 +123,7 @@ def make_parser() -> OneLineParser:
         action="append",
         type=_endpoint,
         metavar="ENDPOINT",
-        help=f"tcp://HOST:PORT or unix:///PATH; may be given more than once (default: "
+        help=f"tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH; may be given more than once (default: "
         f"tcp://127.0.0.1:{DEFAULT_PORT} and unix://DIR/{SOCKET_NAME})",
     )
     add(
@@ -125,6 +132,9 @@ def make_parser() -> OneLineParser:
         metavar="SIZE",
         help="hard limit on disk (default: 80%% of what is free)",
     )
+    add("--tls-certificate", metavar="FILE", help="PEM, for tls://: this gateway's certificate and its chain")
+    add("--tls-key", metavar="FILE", help="PEM: the private key of the certificate")
+    add("--tls-client-ca", metavar="FILE", help="PEM: clients on tls:// must show a certificate of these")
     add("--token-file", type=_token_file, metavar="FILE", help="clients must show the token in this file")
     add(
         "--durability",
@@ -189,7 +199,7 @@ def _check(options: argparse.Namespace, _parser: OneLineParser) -> int:
 
 
 def _config(options: argparse.Namespace) -> GatewayConfig:
-    """Raises ValueError or TypeError that names the option."""
+    """Raises ValueError, TypeError or TLSFailure that names the option."""
     data: Path = options.data.absolute()
     listen: list[Endpoint] | None = options.listen
     if listen is None:
@@ -209,6 +219,7 @@ def _config(options: argparse.Namespace) -> GatewayConfig:
             io_threads=options.io_threads,
         ),
         listen=tuple(dict.fromkeys(listen)),
+        tls=_tls(options),
         token=options.token_file,
         grace_seconds=options.grace,
         max_sessions=options.max_connections,
@@ -216,10 +227,19 @@ def _config(options: argparse.Namespace) -> GatewayConfig:
     )
 
 
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    certificate, key, client_ca = options.tls_certificate, options.tls_key, options.tls_client_ca
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise ValueError("'certificate_file' and 'key_file' go together")
+    return server_context(certificate_file=certificate, key_file=key, client_ca_file=client_ca)
+
+
 def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
     try:
         config = _config(options)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, TLSFailure) as exc:
         parser.error(_with_options(str(exc.args[0] if exc.args else exc)))
     logs.configure(options.log_format)
     try:
@@ -235,7 +255,7 @@ def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
 
 def _with_options(problem: str) -> str:
     """The same problem, in the words of the command line."""
-    return re.sub(r"'(\w+)'", lambda found: _OPTIONS.get(found[1], found[0]), problem, count=1)
+    return re.sub(r"'(\w+)'", lambda found: _OPTIONS.get(found[1], found[0]), problem, count=2)
 
 
 async def _serve_until_signal(config: GatewayConfig) -> int:
@@ -292,9 +312,13 @@ async def _watch_signals(
 
 def _warn_of_open_doors(config: GatewayConfig) -> None:
     for endpoint in config.listen:
-        if isinstance(endpoint, UnixEndpoint) or config.token is not None:
+        if isinstance(endpoint, UnixEndpoint) or endpoint.host.startswith(LOOPBACK):
             continue
-        if not endpoint.host.startswith(LOOPBACK):
+        is_plain = isinstance(endpoint, TCPEndpoint)
+        if config.token is not None:
+            if is_plain:
+                log.warning("%s: the token and the objects travel in the clear: tls:// encrypts", endpoint)
+        elif is_plain or config.tls is None or config.tls.verify_mode is not ssl.CERT_REQUIRED:
             log.warning("%s is open to everyone who reaches it: there is no --token-file", endpoint)
 
 

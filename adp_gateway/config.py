@@ -1,5 +1,6 @@
 """What the gateway can be told. Frozen, validated when made; defaults need nothing but a directory."""
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import ge, in_, min_len
 
-from adp_client.transport.endpoints import Endpoint
+from adp_client.transport.endpoints import Endpoint, TLSEndpoint
 from adp_gateway.store.format import UNIT_BYTES
 
 MIB = 1 << 20
@@ -94,6 +95,7 @@ class GatewayConfig:
     """One gateway process.
 
     listen: where clients reach it; at least one endpoint.
+    tls: certificate, key, and whom to trust, of endpoints tls://; `adp_client.transport.trust` loads it.
     token: what every client must show; None: nothing. It is compared in constant time, and never logged.
     grace_seconds: how long a drain waits for clients before their connections are cut.
     max_sessions: connections at a time; more are turned away with a reason.
@@ -107,6 +109,7 @@ class GatewayConfig:
 
     store: StoreConfig
     listen: tuple[Endpoint, ...] = attrs.field(validator=min_len(1))
+    tls: ssl.SSLContext | None = attrs.field(default=None, repr=False, eq=False)
     token: bytes | None = attrs.field(default=None, repr=False)
     grace_seconds: float = attrs.field(default=10.0, validator=ge(0))
     max_sessions: int = attrs.field(default=1024, validator=_whole_number(1, 1 << 20))
@@ -115,3 +118,7 @@ class GatewayConfig:
     request_bytes: int = attrs.field(default=256 * MIB, validator=_whole_number(1, 1 << 40))
     queued_bytes: int = attrs.field(default=8 * MIB, validator=_whole_number(1, 1 << 40))
     transfer_threads: int = attrs.field(default=16, validator=_whole_number(1, 1024))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.tls is not None) != any(isinstance(endpoint, TLSEndpoint) for endpoint in self.listen):
+            raise ValueError("'listen' tls://HOST:PORT, and 'tls', a certificate and its key, go together")

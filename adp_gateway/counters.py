@@ -12,6 +12,7 @@ class Counters:
     sessions: int = 0  # open now
     sessions_opened: int = 0
     sessions_turned_away: int = 0  # no room, or draining
+    handshakes_failed: int = 0  # of TLS; no session came of them
     violations: Counter[str] = attrs.field(factory=Counter)  # what ended connections, by ErrorCode name
     requests: Counter[str] = attrs.field(factory=Counter)  # taken, by verb
     faults: int = 0  # requests that failed for the gateway's own reasons

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import attrs
 
-from adp_client.transport import Endpoint, TCPEndpoint, UnixEndpoint
+from adp_client.transport import Endpoint, TCPEndpoint, TLSEndpoint, UnixEndpoint
 
 BACKLOG = 1024
 
@@ -58,7 +58,7 @@ def close_all(listeners: Iterable[Listener]) -> None:
         listener.close()
 
 
-async def _listen_tcp(endpoint: TCPEndpoint) -> list[Listener]:
+async def _listen_tcp(endpoint: TCPEndpoint | TLSEndpoint) -> list[Listener]:
     """One listener for each address of the host: `localhost` is often two."""
     found = await anyio.getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -79,7 +79,7 @@ async def _listen_tcp(endpoint: TCPEndpoint) -> list[Listener]:
                 sock.close()
                 raise
             port = sock.getsockname()[1]  # port 0: the same number for the other addresses
-            listeners.append(Listener(TCPEndpoint(host=str(address[0]), port=port), sock))
+            listeners.append(Listener(attrs.evolve(endpoint, host=str(address[0]), port=port), sock))
     except BaseException:
         close_all(listeners)
         raise

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 
 import anyio
@@ -16,9 +17,9 @@ import anyio.lowlevel
 import attrs
 
 from adp_client.protocol.connection import Connection
-from adp_client.protocol.constants import BOOT_ID_BYTES, ErrorCode, Role
+from adp_client.protocol.constants import BOOT_ID_BYTES, MAGIC, ErrorCode, Role
 from adp_client.protocol.messages import Limits
-from adp_client.transport import SocketTransport, TCPEndpoint
+from adp_client.transport import SocketTransport, TLSEndpoint, TLSTransport, UnixEndpoint
 
 from .admission import Admission
 from .buffers import Arena
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 AGENT = "adp-gateway/0.1.0"
 SEND_BUFFER_BYTES = 4 << 20  # the system may give less (net.core.wmem_max)
 INFLIGHT_REQUESTS = 16384  # of all connections together: 64 of them with a full window each
+LAST_READ_BYTES = 64 << 10
 ACCEPT_PAUSE_SECONDS = 0.1  # after accept() failed for want of descriptors: somebody has to close one first
 
 
@@ -65,6 +67,7 @@ class Server:
             counters=self.counters,
         )
         self._sessions: set[Session] = set()
+        self._shaking_hands = 0  # connections that TLS may make sessions of
         self._last_left = anyio.Event()
         self._draining = anyio.Event()
 
@@ -107,22 +110,32 @@ class Server:
                 log.error("cannot accept on %s: %s", listener.endpoint, exc.strerror)
                 await anyio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            if isinstance(listener.endpoint, TCPEndpoint):
-                peer = f"tcp://{address[0]}:{address[1]}"
-            else:
+            if isinstance(listener.endpoint, UnixEndpoint):
                 peer = f"{listener.endpoint}#{sock.fileno()}"
-            tasks.start_soon(self._serve_one, sock, peer)
+            else:
+                peer = str(attrs.evolve(listener.endpoint, host=address[0], port=address[1]))
+            tls = self._config.tls if isinstance(listener.endpoint, TLSEndpoint) else None
+            tasks.start_soon(self._serve_one, sock, peer, tls)
             await anyio.lowlevel.checkpoint()  # a flood of connections must not keep the others waiting
 
-    async def _serve_one(self, sock: socket.socket, peer: str) -> None:
+    async def _serve_one(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
         """One connection, as its own task: nothing that happens in it reaches another."""
-        if len(self._sessions) >= self._config.max_sessions or self._draining.is_set():
-            await self._turn_away(sock, peer)
+        if len(self._sessions) + self._shaking_hands >= self._config.max_sessions or self._draining.is_set():
+            self._turn_away(sock, peer, is_secret=tls is not None)
             return
         if sock.family == socket.AF_UNIX:
             # Room for the next frame's pages while the client is between two; TCP sizes its own.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        session = Session(SocketTransport(sock, limiter=self._limiter), self._shared, peer=peer)
+        transport = SocketTransport(sock, limiter=self._limiter) if tls is None else None
+        if tls is not None:
+            self._shaking_hands += 1
+            try:
+                transport = await self._shake_hands(sock, peer, tls)
+            finally:
+                self._shaking_hands -= 1
+        if transport is None:
+            return
+        session = Session(transport, self._shared, peer=peer)
         self._sessions.add(session)
         try:
             await session.run()
@@ -133,7 +146,36 @@ class Server:
             if not self._sessions:
                 self._last_left.set()
 
-    async def _turn_away(self, sock: socket.socket, peer: str) -> None:
+    async def _shake_hands(
+        self, sock: socket.socket, peer: str, context: ssl.SSLContext
+    ) -> TLSTransport | None:
+        """None: it did not come to TLS, and the socket is closed."""
+        transport = TLSTransport(sock, context, limiter=self._limiter)
+        try:
+            with anyio.fail_after(self._shared.patience.hello_seconds):
+                await anyio.wait_readable(sock)
+                if sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_DONTWAIT) == MAGIC:
+                    text = "this endpoint speaks TLS: dial it as tls://"
+                    sock.recv(LAST_READ_BYTES, socket.MSG_DONTWAIT)  # unread, it would reset the connection
+                    sock.send(Connection(Role.GATEWAY).error(ErrorCode.BAD_MAGIC, text), socket.MSG_DONTWAIT)
+                    raise ConnectionAbortedError("the client does not speak TLS")
+                await transport.handshake()
+            if not self._draining.is_set():
+                return transport
+        except OSError as exc:
+            self.counters.handshakes_failed += 1
+            log.info("%s: no TLS: %s", peer, str(exc) or "the client was silent for too long")
+            transport.abort()
+        except Exception:
+            log.exception("%s: the handshake failed", peer)
+            transport.abort()
+        except BaseException:
+            sock.close()  # nobody else is inside
+            raise
+        await transport.aclose()
+        return None
+
+    def _turn_away(self, sock: socket.socket, peer: str, *, is_secret: bool) -> None:
         self.counters.sessions_turned_away += 1
         log.warning("%s: turned away", peer)
         if self._draining.is_set():
@@ -141,6 +183,8 @@ class Server:
         else:
             last = Connection(Role.GATEWAY).error(ErrorCode.LIMIT_EXCEEDED, "too many connections")
         with sock:
+            if is_secret:
+                return  # to say it in TLS would cost what there is too little of
             sock.setblocking(False)
             try:
                 sock.send(last)

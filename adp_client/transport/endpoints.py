@@ -1,4 +1,4 @@
-"""Where a gateway listens: `tcp://HOST:PORT` or `unix:///absolute/path`."""
+"""Where a gateway listens: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:///absolute/path`."""
 
 from typing import TypeAlias
 
@@ -18,6 +18,18 @@ class TCPEndpoint:
 
 
 @attrs.frozen(kw_only=True)
+class TLSEndpoint:
+    """The same with TLS. Not a kind of TCPEndpoint: who takes one for the other would speak in the clear."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tls://{host}:{self.port}"
+
+
+@attrs.frozen(kw_only=True)
 class UnixEndpoint:
     """The path of a Unix socket."""
 
@@ -27,7 +39,7 @@ class UnixEndpoint:
         return f"unix://{self.path}"
 
 
-Endpoint: TypeAlias = TCPEndpoint | UnixEndpoint
+Endpoint: TypeAlias = TCPEndpoint | TLSEndpoint | UnixEndpoint
 
 MAX_UNIX_PATH_BYTES = 107  # sockaddr_un.sun_path, less the closing zero
 
@@ -35,8 +47,8 @@ MAX_UNIX_PATH_BYTES = 107  # sockaddr_un.sun_path, less the closing zero
 def parse_endpoint(text: str) -> Endpoint:
     """The endpoint that `text` names. Raises ValueError with a sentence that says what is wrong."""
     scheme, separator, rest = text.partition("://")
-    if not separator or scheme not in ("tcp", "unix"):
-        raise ValueError(f"{text!r} is neither tcp://HOST:PORT nor unix:///PATH")
+    if not separator or scheme not in ("tcp", "tls", "unix"):
+        raise ValueError(f"{text!r} is none of tcp://HOST:PORT, tls://HOST:PORT and unix:///PATH")
     if scheme == "unix":
         if not rest.startswith("/"):
             raise ValueError(f"{text!r}: the path of a Unix socket must be absolute (unix:///PATH)")
@@ -52,4 +64,6 @@ def parse_endpoint(text: str) -> Endpoint:
         raise ValueError(f"{text!r}: no host")
     if not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
         raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
+    if scheme == "tls":
+        return TLSEndpoint(host=host, port=int(port))
     return TCPEndpoint(host=host, port=int(port))

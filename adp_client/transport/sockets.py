@@ -26,13 +26,14 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
 from .base import FileRange, Part, Progress
-from .endpoints import Endpoint, UnixEndpoint
+from .endpoints import TCPEndpoint, UnixEndpoint
 
 BULK_BYTES = 256 << 10  # from here on a worker thread does the copying
 STALL_SECONDS = 0.02  # a thread that moved nothing for so long goes home
@@ -44,7 +45,33 @@ KEEPALIVE_IDLE_SECONDS = 30
 KEEPALIVE_INTERVAL_SECONDS = 10
 KEEPALIVE_PROBES = 3
 
-_WOULD_BLOCK = -1
+WOULD_BLOCK = -1
+AGAIN = -2  # something has moved, but no byte of the caller's yet
+
+
+class Work(Protocol):
+    """One transfer: what is to be moved, and how far it is."""
+
+    has_moved: bool  # from here on, a transfer that is given up takes the stream with it
+    is_withdrawn: bool
+
+    @property
+    def left_bytes(self) -> int:
+        """The transfer is over when it is 0."""
+        ...
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether the rest is work for a thread."""
+        ...
+
+    def step(self, sock: socket.socket, *, may_wait: bool) -> int:
+        """One system call. Returns bytes moved; 0: the stream has ended; WOULD_BLOCK; AGAIN."""
+        ...
+
+    def let_go(self) -> None:
+        """Keep no view of the memory, and nothing that may have one."""
+        ...
 
 
 class _Incoming:
@@ -59,7 +86,7 @@ class _Incoming:
         self.is_withdrawn = False
 
     def step(self, sock: socket.socket, *, may_wait: bool) -> int:
-        """Bytes moved; 0: the stream has ended; _WOULD_BLOCK."""
+        """Bytes moved; 0: the stream has ended; WOULD_BLOCK."""
         at, views = self._at, self._views
         flags = 0 if may_wait else socket.MSG_DONTWAIT
         try:
@@ -68,7 +95,7 @@ class _Incoming:
             else:
                 count = sock.recvmsg_into(views[at : at + MAX_VIEWS], 0, flags)[0]
         except BlockingIOError:
-            return _WOULD_BLOCK
+            return WOULD_BLOCK
         if count:
             self.has_moved = True
             self.left_bytes -= count
@@ -114,7 +141,7 @@ class _Outgoing:
         self._at = 0
 
     def step(self, sock: socket.socket, *, may_wait: bool) -> int:
-        """Bytes moved; 0 never; _WOULD_BLOCK."""
+        """Bytes moved; 0 never; WOULD_BLOCK."""
         head = self._queue[-1]
         try:
             if isinstance(head, FileRange):
@@ -122,7 +149,7 @@ class _Outgoing:
             else:
                 count = self._send_views(sock, head, 0 if may_wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return _WOULD_BLOCK
+            return WOULD_BLOCK
         self.has_moved = True
         self.left_bytes -= count
         return count
@@ -210,25 +237,26 @@ class SocketTransport:
         """See Transport."""
         with self._receiving, self._Use(self):
             await anyio.lowlevel.checkpoint_if_cancelled()
-            work = _Incoming(buffers)
+            work = self._incoming(buffers, None)
             count = work.step(self._sock, may_wait=False)
-            if count != _WOULD_BLOCK:
+            if count >= 0:
                 await anyio.lowlevel.cancel_shielded_checkpoint()
                 return count
-            while count == _WOULD_BLOCK:
-                await anyio.wait_readable(self._sock)
+            while count < 0:
+                if count == WOULD_BLOCK:
+                    await anyio.wait_readable(self._sock)
                 count = work.step(self._sock, may_wait=False)
             return count
 
     async def receive_exactly(self, buffers: Sequence[memoryview], progress: Progress | None = None) -> None:
         """See Transport."""
         with self._receiving, self._Use(self):
-            await self._move(_Incoming(buffers, progress), anyio.wait_readable)
+            await self._move(self._incoming(buffers, progress), anyio.wait_readable)
 
     async def send(self, parts: Sequence[Part]) -> None:
         """See Transport."""
         with self._sending, self._Use(self):
-            await self._move(_Outgoing(parts), anyio.wait_writable)
+            await self._move(self._outgoing(parts), anyio.wait_writable)
 
     async def send_file(self, fd: int, offset: int, length: int) -> None:
         """See Transport."""
@@ -266,9 +294,13 @@ class SocketTransport:
             if owner._idle is not None and not owner._users:
                 owner._idle.set()
 
-    async def _move(
-        self, work: _Incoming | _Outgoing, wait: Callable[[socket.socket], Awaitable[None]]
-    ) -> None:
+    def _incoming(self, buffers: Sequence[memoryview], progress: Progress | None) -> Work:
+        return _Incoming(buffers, progress)
+
+    def _outgoing(self, parts: Sequence[Part]) -> Work:
+        return _Outgoing(parts)
+
+    async def _move(self, work: Work, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
         try:
             while work.left_bytes:
@@ -280,7 +312,7 @@ class SocketTransport:
                     count = work.step(self._sock, may_wait=False)
                 if count == 0:
                     raise EOFError(f"the stream ended {work.left_bytes} bytes early")
-                if count == _WOULD_BLOCK:
+                if count == WOULD_BLOCK:
                     await wait(self._sock)
         except BaseException:
             if work.has_moved:
@@ -290,7 +322,7 @@ class SocketTransport:
             # An idle worker thread keeps its last job's arguments: the caller's memory must not hang on them.
             work.let_go()
 
-    async def _hop(self, work: _Incoming | _Outgoing) -> int:
+    async def _hop(self, work: Work) -> int:
         gate = threading.Lock()
         try:
             return await anyio.to_thread.run_sync(
@@ -308,28 +340,28 @@ class SocketTransport:
             gate.release()  # a thread that comes to it only now sees that the work is withdrawn, and leaves
             raise
 
-    def _pump(self, work: _Incoming | _Outgoing, gate: threading.Lock) -> int:
+    def _pump(self, work: Work, gate: threading.Lock) -> int:
         """In a worker thread: move until done, ended, aborted, or stalled."""
         with gate:
             while work.left_bytes and not self._is_aborted and not work.is_withdrawn:
                 count = work.step(self._sock, may_wait=True)
-                if count <= 0:
+                if count <= 0 and count != AGAIN:
                     return count
             return 1
 
 
-async def connect(endpoint: Endpoint, *, limiter: anyio.CapacityLimiter | None = None) -> SocketTransport:
-    """Dial `endpoint`; the first address that answers wins. Raises OSError.
+async def dial(endpoint: TCPEndpoint | UnixEndpoint) -> socket.socket:
+    """Connect to `endpoint`; the first address that answers wins. Raises OSError.
 
     Takes as long as the system lets it: bound it with `anyio.fail_after`. Cancellation leaves no socket.
     """
     if isinstance(endpoint, UnixEndpoint):
-        return SocketTransport(await _dial(socket.AF_UNIX, endpoint.path), limiter=limiter)
+        return await _dial(socket.AF_UNIX, endpoint.path)
     addresses = await anyio.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     problem: OSError | None = None
     for family, _kind, _proto, _name, address in addresses:
         try:
-            return SocketTransport(await _dial(family, address), limiter=limiter)
+            return await _dial(family, address)
         except OSError as exc:
             problem = exc
     raise problem or OSError(f"{endpoint} has no address")

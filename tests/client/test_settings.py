@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adp_client import BackoffConfig, ClientConfig, Timeouts
+from adp_client import BackoffConfig, Client, ClientConfig, Timeouts, TLSConfig
 from adp_client.backoff import Backoff
 from adp_client.batches import check_keys, cut, group_by_width, max_batch_bytes, max_batch_items
 from adp_client.errors import ConfigError, LocalProtocolError
@@ -17,7 +17,7 @@ from adp_client.protocol.constants import Opcode
 from adp_client.protocol.messages import Limits
 from adp_client.replay import MAYBE_APPLIED, Fate, fate
 from adp_client.structuring import structure
-from adp_client.transport import TCPEndpoint, UnixEndpoint, parse_endpoint
+from adp_client.transport import TCPEndpoint, TLSEndpoint, UnixEndpoint, parse_endpoint
 
 
 def test_plain_data_becomes_frozen_types():
@@ -62,8 +62,8 @@ def test_every_problem_is_told_at_once_with_its_path():
         )
     by_path = dict(reversed(problem.rsplit(" @ ", 1)) for problem in caught.value.problems)
     assert by_path == {
-        "$.endpoint": "'http://gateway' is neither tcp://HOST:PORT nor unix:///PATH",
-        "$.tokn": "unknown key (allowed: backoff, endpoint, timeouts, token, verify_payloads)",
+        "$.endpoint": "'http://gateway' is none of tcp://HOST:PORT, tls://HOST:PORT and unix:///PATH",
+        "$.tokn": "unknown key (allowed: backoff, endpoint, timeouts, tls, token, verify_payloads)",
         "$.token": "expected text, not 3",
         "$.verify_payloads": "expected true or false, not 'false'",
         "$.timeouts.connect_seconds": "expected a number, not '1'",
@@ -91,6 +91,27 @@ def test_every_problem_is_told_at_once_with_its_path():
             "expected a number, not one beyond every float @ $.timeouts.exist_seconds",
         ),
         ({"endpoint": "tcp://h:1", 3: 4}, None),
+        (
+            {"endpoint": "tcp://h:1", "tls": {}},
+            "tls is for endpoints tls://HOST:PORT; 'tcp://h:1' is not one @ $",
+        ),
+        (
+            {"endpoint": "unix:///h", "tls": {"ca_file": "ca.pem"}},
+            "tls is for endpoints tls://HOST:PORT; 'unix:///h' is not one @ $",
+        ),
+        (
+            {"endpoint": "tls://h:1", "tls": {"key_file": "key.pem"}},
+            "certificate_file and key_file go together @ $.tls",
+        ),
+        (
+            {"endpoint": "tls://h:1", "tls": {"server_name": ".example"}},
+            "'.example' is not the name of a host @ $.tls.server_name",
+        ),
+        (
+            {"endpoint": "tls://h:1", "tls": {"verify": False}},
+            "unknown key (allowed: ca_file, certificate_file, key_file, server_name) @ $.tls.verify",
+        ),
+        ({"endpoint": "tls://h:1", "tls": {"ca_file": 3}}, "expected text, not 3 @ $.tls.ca_file"),
     ],
 )
 def test_single_problems(raw, problem):
@@ -106,6 +127,8 @@ def test_single_problems(raw, problem):
         ("tcp://127.0.0.1:7171", TCPEndpoint(host="127.0.0.1", port=7171)),
         ("tcp://gateway.example:1", TCPEndpoint(host="gateway.example", port=1)),
         ("tcp://[::1]:65535", TCPEndpoint(host="::1", port=65535)),
+        ("tls://gateway.example:7171", TLSEndpoint(host="gateway.example", port=7171)),
+        ("tls://[::1]:7171", TLSEndpoint(host="::1", port=7171)),
         ("unix:///run/adp/gateway.sock", UnixEndpoint(path="/run/adp/gateway.sock")),
     ],
 )
@@ -128,6 +151,10 @@ def test_endpoints_both_ways(text, endpoint):
         "tcp://host:-1",
         "tcp://host:٣",
         "tcp://::1:7171",
+        "tls://",
+        "tls://host",
+        "tls://host:0x1",
+        "tls:///path",
         "unix://relative.sock",
         "unix:///" + "x" * 107,
         "unix:///nul\0",
@@ -139,6 +166,15 @@ def test_endpoints_that_are_none(text):
         parse_endpoint(text)
     with pytest.raises(ValueError, match=r".+"):
         ClientConfig(endpoint=text)
+
+
+def test_a_client_refuses_settings_that_do_not_go_together():
+    """However its configuration was made: somebody would believe that the connection is safe."""
+    with pytest.raises(ConfigError, match="tls is for endpoints tls://"):
+        Client(ClientConfig(endpoint="tcp://h:1", tls=TLSConfig()))
+    with pytest.raises(ConfigError, match="go together"):
+        Client(ClientConfig(endpoint="tls://h:1", tls=TLSConfig(certificate_file="me.pem")))
+    Client(ClientConfig(endpoint="tls://h:1"))
 
 
 def test_b37_jitter_comes_after_the_cap():

@@ -9,7 +9,8 @@ from adp_client import Client, ClientConfig, ErrorCode
 from adp_client.errors import ConnectFailed
 from adp_client.protocol.messages import Limits
 from adp_client.testing import MemoryGateway
-from adp_client.transport import SocketTransport
+from adp_client.transport import SocketTransport, TLSTransport
+from certificates import contexts
 from client.support import NAMESPACE, QUICK, cancel_at, connected, leftovers, pattern
 
 pytestmark = pytest.mark.anyio
@@ -24,18 +25,34 @@ def unix_pair():
     return SocketTransport(one), SocketTransport(other)
 
 
-def gateway_on_sockets(**settings) -> MemoryGateway:
+def tls_pair():
+    one, other = socket.socketpair()
+    for_server, for_client = contexts()
+    server = TLSTransport(one, for_server)
+    client = TLSTransport(other, for_client, server_name="localhost")
+    while not (client.cipher.shake_hands() & server.cipher.shake_hands()):
+        for left, right in ((client, server), (server, client)):
+            if raw := left.cipher.take():
+                right.cipher.feed(raw)
+    return client, server
+
+
+def gateway_on_sockets(make_pair=unix_pair, **settings) -> MemoryGateway:
     gateway = MemoryGateway(**settings)
-    gateway.make_pair = unix_pair
+    gateway.make_pair = make_pair
     for key, page in zip(KEYS, PAGES, strict=True):
         gateway.put(NAMESPACE, key, page)
     return gateway
 
 
+@pytest.mark.parametrize("make_pair", [unix_pair, tls_pair])
 @pytest.mark.parametrize("frame_bytes", [1_000_000, 16 << 20])
-async def test_pages_there_and_back(frame_bytes):
+async def test_pages_there_and_back(make_pair, frame_bytes):
     limits = Limits(max_payload_bytes=1_500_000)
-    async with connected(gateway_on_sockets(limits=limits, frame_bytes=frame_bytes)) as (client, gateway):
+    async with connected(gateway_on_sockets(make_pair, limits=limits, frame_bytes=frame_bytes)) as (
+        client,
+        gateway,
+    ):
         memory = bytearray(COUNT * PAGE)
         slots = [memoryview(memory)[at * PAGE : (at + 1) * PAGE] for at in range(COUNT)]
         assert (await client.read(NAMESPACE, KEYS, slots)).is_all_ok
@@ -63,10 +80,11 @@ async def test_one_rotten_page_among_good_ones():
             await client.ping()
 
 
+@pytest.mark.parametrize("make_pair", [unix_pair, tls_pair])
 @pytest.mark.parametrize("verb", ["read", "write"])
-async def test_b24_cancelled_at_every_checkpoint_with_threads_in_the_memory(verb):
+async def test_b24_cancelled_at_every_checkpoint_with_threads_in_the_memory(make_pair, verb):
     """The caller's memory is its own as soon as the cancelled call has raised, threads or not."""
-    async with connected(gateway_on_sockets(frame_bytes=2_000_000)) as (client, gateway):
+    async with connected(gateway_on_sockets(make_pair, frame_bytes=2_000_000)) as (client, gateway):
         at, was_cancelled = 0, True
         while was_cancelled:
             at += 1
@@ -120,9 +138,10 @@ async def test_a_port_that_speaks_something_else(tmp_path):
             tasks.cancel_scope.cancel()
 
 
-async def test_memory_is_the_callers_again_when_a_read_returns():
+@pytest.mark.parametrize("make_pair", [unix_pair, tls_pair])
+async def test_memory_is_the_callers_again_when_a_read_returns(make_pair):
     """Not only untouched: nothing keeps a view of it, so it can be resized, or a map of it closed."""
-    async with connected(gateway_on_sockets()) as (client, _):
+    async with connected(gateway_on_sockets(make_pair)) as (client, _):
         for _ in range(20):
             memory = bytearray(PAGE)
             assert (await client.read(NAMESPACE, KEYS[:1], [memory])).is_all_ok

@@ -1,6 +1,7 @@
 """One suite for every Transport: what passes on the fake is what the real one does."""
 
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,11 +18,13 @@ from adp_client.transport import (
     FileRange,
     SocketTransport,
     TCPEndpoint,
+    TLSTransport,
     Transport,
     UnixEndpoint,
     connect,
 )
-from adp_client.transport.sockets import BULK_BYTES, is_self_connected
+from adp_client.transport.sockets import BULK_BYTES, dial, is_self_connected
+from certificates import contexts
 
 pytestmark = pytest.mark.anyio
 BULK = 3 << 20  # more than any socket buffer, and above the threshold for a worker thread
@@ -40,6 +43,26 @@ async def tcp_pair() -> Pair:
         return dialled, SocketTransport(listener.accept()[0])
 
 
+async def tls_over(one: socket.socket, other: socket.socket, version: ssl.TLSVersion) -> Pair:
+    for_server, for_client = contexts(version)
+    server = TLSTransport(one, for_server)
+    client = TLSTransport(other, for_client, server_name="localhost")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.handshake)
+        tasks.start_soon(client.handshake)
+    return server, client
+
+
+async def tls_unix_pair() -> Pair:
+    return await tls_over(*socket.socketpair(), ssl.TLSVersion.TLSv1_3)
+
+
+async def tls_1_2_tcp_pair() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialled = await dial(TCPEndpoint(host="127.0.0.1", port=listener.getsockname()[1]))
+        return await tls_over(dialled, listener.accept()[0], ssl.TLSVersion.TLSv1_2)
+
+
 async def memory() -> Pair:
     return memory_pair(capacity_bytes=100_000)
 
@@ -53,7 +76,12 @@ async def faultless_faulty() -> Pair:
     return FaultyTransport(one, Faults()), FaultyTransport(other, Faults())
 
 
-@pytest.fixture(params=[unix_pair, tcp_pair, memory, memory_in_small_chunks, faultless_faulty])
+@pytest.fixture(
+    params=[
+        *(unix_pair, tcp_pair, tls_unix_pair, tls_1_2_tcp_pair),
+        *(memory, memory_in_small_chunks, faultless_faulty),
+    ]
+)
 def make_pair(request: pytest.FixtureRequest) -> Callable[[], Awaitable[Pair]]:
     return request.param
 
@@ -96,6 +124,18 @@ async def test_a_thousand_small_pieces_both_ways(make_pair):
         tasks.start_soon(one.send, parts)
         await other.receive_exactly(views)
     assert b"".join(views) == data
+
+
+async def test_much_in_both_directions_at_the_same_time(make_pair):
+    """Each end has a thread that sends and one that receives."""
+    data = pattern(BULK)
+    there, back = scattered([len(data)]), scattered([len(data)])
+    async with opened(make_pair) as (one, other), anyio.create_task_group() as tasks:
+        for transport, views in ((one, back), (other, there)):
+            tasks.start_soon(transport.send, [data])
+            tasks.start_soon(transport.receive_exactly, views)
+    assert there[0] == data
+    assert back[0] == data
 
 
 @pytest.mark.parametrize("count", [5000, BULK])
@@ -341,10 +381,10 @@ def test_a_socket_that_reached_itself_is_recognised():
 
 
 @pytest.mark.anyio
-async def test_memory_can_be_resized_as_soon_as_a_transfer_is_over():
+@pytest.mark.parametrize("make", [unix_pair, tls_unix_pair])
+async def test_memory_can_be_resized_as_soon_as_a_transfer_is_over(make):
     """An idle worker thread keeps its last job; the job must not keep the caller's memory."""
-    left, right = socket.socketpair()
-    sender, receiver = SocketTransport(left), SocketTransport(right)
+    sender, receiver = await make()
     for _ in range(30):
         outgoing, incoming = bytearray(2 * BULK_BYTES), bytearray(2 * BULK_BYTES)
         async with anyio.create_task_group() as tasks:

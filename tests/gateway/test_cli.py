@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from adp_gateway.cli import main, parse_size
+from adp_client.transport import parse_endpoint
+from adp_client.transport.trust import server_context
+from adp_gateway.cli import _warn_of_open_doors, main, parse_size
+from adp_gateway.config import GatewayConfig, StoreConfig
 from adp_gateway.logs import JsonFormatter
+from certificates import Authority, contexts
 
 MIB = 1 << 20
 
@@ -43,7 +47,7 @@ def test_what_is_no_size(text: str) -> None:
         ([], "the following arguments are required: --data"),
         (["--data", "x", "--capacity", "much"], "argument --capacity: 'much' is not a size"),
         (["--data", "x", "--capacity", "1KiB"], "--capacity must be between"),
-        (["--data", "x", "--listen", "7171"], "argument --listen: '7171' is neither"),
+        (["--data", "x", "--listen", "7171"], "argument --listen: '7171' is none of"),
         (["--data", "x", "--listen", "tcp://localhost:99999"], "argument --listen: "),
         (["--data", "x", "--listen", "unix://relative"], "argument --listen: "),
         (["--data", "x", "--token-file", "/nonexistent"], "argument --token-file: cannot read"),
@@ -57,6 +61,17 @@ def test_what_is_no_size(text: str) -> None:
         (["--data", "x", "--grace", "-1"], "--grace must be"),
         (["--data", "x", "--grace", "nan"], "--grace must be"),
         (["--data", "x", "--colour"], "unrecognized arguments: --colour"),
+        (["--data", "x", "--tls-certificate", "c.pem"], "--tls-certificate and --tls-key go together"),
+        (["--data", "x", "--tls-client-ca", "c.pem"], "--tls-certificate and --tls-key go together"),
+        (["--data", "x", "--listen", "tls://h:1"], "a certificate and its key, go together"),
+        (
+            ["--data", "x", "--tls-certificate", "/nonexistent", "--tls-key", "/dev/null"],
+            "--tls-certificate: cannot read '/nonexistent': No such file or directory",
+        ),
+        (
+            ["--data", "x", "--tls-certificate", "/dev/null", "--tls-key", "/dev/null"],
+            "--tls-certificate: '/dev/null' and '/dev/null' are not a certificate and its key in PEM form",
+        ),
         (["--data", "/" + "long/" * 30], "--data is too long for the default --listen"),
     ],
 )
@@ -108,3 +123,46 @@ def test_json_lines() -> None:
     assert fields["level"] == "error"
     assert fields["objects"] == 3
     assert "RuntimeError: boom" in fields["exception"]
+
+
+def test_a_certificate_without_an_endpoint_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = Authority(tmp_path).issue("localhost")
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--data", "x", "--tls-certificate", files.certificate, "--tls-key", files.key])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--listen tls://HOST:PORT, and --tls-certificate and --tls-key" in said
+
+
+@pytest.mark.parametrize(
+    ("listen", "token", "is_mutual", "warning"),
+    [
+        ("tcp://127.0.0.1:1", None, False, None),
+        ("tcp://0.0.0.0:1", None, False, "open to everyone"),
+        ("tcp://0.0.0.0:1", b"token", False, "in the clear"),
+        ("tls://0.0.0.0:1", None, False, "open to everyone"),
+        ("tls://0.0.0.0:1", b"token", False, None),
+        ("tls://0.0.0.0:1", None, True, None),
+    ],
+)
+def test_warnings_of_open_doors(
+    listen: str,
+    token: bytes | None,
+    is_mutual: bool,
+    warning: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tls = contexts()[0] if listen.startswith("tls") else None
+    if is_mutual:
+        authority = Authority(tmp_path)
+        files = authority.issue("localhost")
+        tls = server_context(
+            certificate_file=files.certificate, key_file=files.key, client_ca_file=authority.file
+        )
+    config = GatewayConfig(
+        store=StoreConfig(directory=tmp_path), listen=(parse_endpoint(listen),), token=token, tls=tls
+    )
+    _warn_of_open_doors(config)
+    assert [warning in line for line in caplog.messages] == [True] * (warning is not None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adp_client.transport import TCPEndpoint, UnixEndpoint
+from adp_client.transport import TCPEndpoint, TLSEndpoint, UnixEndpoint
 from adp_gateway.listeners import close_all, open_listeners
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +27,13 @@ async def test_tcp_with_any_port() -> None:
         await open_listeners([TCPEndpoint(host="127.0.0.1", port=0), listener.endpoint])
     close_all([listener])
     close_all(await open_listeners([listener.endpoint]))
+
+
+async def test_tls_is_tcp_under_its_own_name() -> None:
+    (listener,) = await open_listeners([TLSEndpoint(host="127.0.0.1", port=0)])
+    assert isinstance(listener.endpoint, TLSEndpoint)
+    assert str(listener.endpoint).startswith("tls://127.0.0.1:")
+    close_all([listener])
 
 
 async def test_unix_is_for_this_user_only_and_goes_when_closed(path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 import attrs
 import pytest
 
-from adp_client.config import BackoffConfig, ClientConfig, Timeouts
+from adp_client.config import BackoffConfig, ClientConfig, Timeouts, TLSConfig
 from adp_engines.config import OffloadingConfig
 from adp_gateway.cli import make_parser
 from policy.checkout import ROOT
@@ -35,6 +35,7 @@ def written(default: object) -> str:
     [
         ("vLLM: `kv_connector_extra_config`", OffloadingConfig),
         ("Client: `adp_client.ClientConfig`", ClientConfig),
+        ("`tls`", TLSConfig),
         ("`timeouts`", Timeouts),
         ("`backoff`", BackoffConfig),
     ],
