@@ -3,16 +3,17 @@
 import attrs
 from attrs import validators
 
+from adp_client.config import TLSConfig, tls_problems
 from adp_client.protocol.errors import ConfigError
 from adp_client.structuring import structure
-from adp_client.transport.endpoints import TCPEndpoint, parse_endpoint
+from adp_client.transport.endpoints import UnixEndpoint, parse_endpoint
 
 _MIB = 1 << 20
 
 
 def _endpoint(_instance: object, _attribute: object, value: str) -> None:
     endpoint = parse_endpoint(value)
-    if isinstance(endpoint, TCPEndpoint) and endpoint.port == 0:
+    if not isinstance(endpoint, UnixEndpoint) and endpoint.port == 0:
         raise ValueError(f"{value!r}: nobody can be reached on port 0")
 
 
@@ -20,10 +21,12 @@ def _endpoint(_instance: object, _attribute: object, value: str) -> None:
 class OffloadingConfig:
     """Settings of the offloading adapter. All have defaults; an empty `"adp"` is valid."""
 
-    #: Where the gateway listens: `tcp://HOST:PORT` or `unix:///abs/path`.
+    #: Where the gateway listens: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:///abs/path`.
     endpoint: str = attrs.field(default="tcp://127.0.0.1:7171", validator=_endpoint)
     #: Shown to the gateway, if it asks for one.
     token: str | None = attrs.field(default=None, repr=False)
+    #: Certificates, for `tls://`.
+    tls: TLSConfig | None = None
     #: Names the model and its weights instead of the fingerprint of its files.
     model_id: str | None = attrs.field(
         default=None,
@@ -42,6 +45,10 @@ class OffloadingConfig:
     #: How long "not stored" is believed without asking again. Not less than some scheduling steps, or a
     #: request could find one answer out of date whenever it has got the others.
     absent_seconds: float = attrs.field(default=2.0, validator=[validators.ge(0.1), validators.le(3600)])
+
+    def problems(self) -> list[str]:
+        """What is wrong between fields."""
+        return tls_problems(self.endpoint, self.tls)
 
 
 def structure_offloading(raw: object, *, path: str = "$.adp") -> OffloadingConfig:

@@ -56,6 +56,7 @@ def client_factory(config: OffloadingConfig) -> ClientFactory:
             adp_client.ClientConfig(
                 endpoint=config.endpoint,
                 token=config.token,
+                tls=config.tls,
                 timeouts=adp_client.Timeouts(
                     exist_seconds=config.lookup_seconds,
                     request_seconds=max(config.load_seconds, config.store_seconds),

@@ -1,7 +1,9 @@
 import pytest
 
+from adp_client import Client, TLSConfig
 from adp_client.protocol.errors import ConfigError
 from adp_engines.config import OffloadingConfig, structure_offloading
+from adp_engines.gateway import client_factory
 
 
 def problems(raw: object) -> tuple[str, ...]:
@@ -43,6 +45,10 @@ def test_unknown_key_is_named_with_its_path_and_the_known_ones() -> None:
         ({"endpoint": "localhost:7171"}, "$.adp.endpoint"),
         ({"endpoint": "tcp://localhost"}, "$.adp.endpoint"),
         ({"endpoint": "tcp://h:0"}, "$.adp.endpoint"),
+        ({"endpoint": "tls://h:0"}, "$.adp.endpoint"),
+        ({"endpoint": "tls://h:1", "tls": {"ca": "x"}}, "$.adp.tls.ca"),
+        ({"endpoint": "tls://h:1", "tls": {"key_file": "x"}}, "$.adp.tls"),
+        ({"endpoint": "tcp://h:1", "tls": {"ca_file": "x"}}, "$.adp"),
         ({"endpoint": "unix://relative"}, "$.adp.endpoint"),
         ([], "$.adp"),
         ("tcp://h:1", "$.adp"),
@@ -53,6 +59,13 @@ def test_wrong_value_is_one_problem_with_its_path(raw: object, path: str) -> Non
     (problem,) = problems(raw)
     assert problem.endswith(f"@ {path}")
     assert "\n" not in problem
+
+
+def test_the_settings_of_tls_reach_the_client() -> None:
+    config = structure_offloading({"endpoint": "tls://h:1", "tls": {"ca_file": "ca.pem"}})
+    client = client_factory(config)()
+    assert isinstance(client, Client)
+    assert client.config.tls == TLSConfig(ca_file="ca.pem")
 
 
 def test_all_problems_at_once() -> None:
