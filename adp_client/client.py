@@ -5,7 +5,9 @@
 
 Entering returns at once; the connection is made in the background and made again whenever it breaks. A verb
 waits for it within its own time. Batches may have any size: they are cut by the limits that the gateway has
-announced, and the results put together again.
+announced, and the results put together again. Objects have any size too, up to the gateway's largest: above
+what its device takes at once they are cut, by the gateway or, if it says that it does not, here
+(`fragmenting`); either way an object is whole or absent.
 
 Your memory: from the moment a verb returns or raises, cancellation included, the buffers that it was given
 are yours; nobody reads or writes them any more. A cancelled READ or WRITE may take up to
@@ -17,7 +19,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -30,15 +32,18 @@ from typing_extensions import Buffer
 from .batches import check_keys
 from .config import ClientConfig
 from .epoch import Epoch
+from .fragmenting import INLINE_HASH_BYTES, Fragmenting
+from .fragments import Way
 from .link import Dialer, Link
 from .operations import (
     UNSETTLED,
     ControlOperation,
+    GatewayChanged,
     Operation,
-    ReadOperation,
     VectorOperation,
     WriteOperation,
 )
+from .ordering import Call, Order
 from .pending import Outcome, Pending
 from .protocol.errors import (
     ConfigError,
@@ -51,13 +56,12 @@ from .protocol.errors import (
     request_error,
 )
 from .protocol.keys import check_namespace
-from .protocol.messages import Check, Delete, Exist, Fence, Ping
+from .protocol.messages import Check, Fence, Ping
 from .replay import Fate, fate
 from .results import CheckResult, DeleteResult, ExistResult, GatewayInfo, ReadResult, WriteResult
 from .stats import ClientStats
 from .transport.dialling import connect
 
-INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
 MAX_UNREPORTED = 1024  # corrupt objects that wait to be reported
 
 
@@ -81,6 +85,10 @@ class Client:
         self._link: Link | None = None
         self._damaged: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_UNREPORTED)
         self._damage = anyio.Event()
+        self._order = Order()
+        self._fragmenting = Fragmenting(
+            perform=self._perform, find_way=self._find_way, note_damage=self._note_damage
+        )
 
     # ------------------------------------------------------------ life
 
@@ -159,9 +167,9 @@ class Client:
 
     async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> ExistResult:
         """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others."""
-        operation = VectorOperation(Exist, check_namespace(namespace), check_keys(keys))
-        await self._perform(operation, self.config.timeouts.exist_seconds)
-        return ExistResult(statuses=bytes(operation.statuses))
+        namespace, keys = check_namespace(namespace), check_keys(keys)
+        with await self._begin(self.config.timeouts.exist_seconds) as call:
+            return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
 
     async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
         """Read object i into `buffers[i]` (writable, contiguous; a larger one gets a prefix).
@@ -169,72 +177,90 @@ class Client:
         An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
         CORRUPT. After either, and after any error, the content of the buffers is undefined.
         """
-        keys = check_keys(keys)
+        namespace, keys = check_namespace(namespace), check_keys(keys)
         _same_count(keys, buffers)
-        operation = ReadOperation(
-            check_namespace(namespace), keys, buffers, is_verified=self.config.verify_payloads
-        )
-        await self._perform(operation)
-        if operation.damaged:
-            self._note_damage(namespace, [keys[item] for item in operation.damaged])
-        return ReadResult(statuses=bytes(operation.statuses), lengths=tuple(operation.lengths))
+        with await self._begin() as call:
+            statuses, lengths = await self._fragmenting.read(
+                namespace, keys, buffers, call, is_verified=self.config.verify_payloads
+            )
+        return ReadResult(statuses=statuses, lengths=lengths)
 
     async def write(
         self, namespace: bytes, keys: Sequence[bytes], payloads: Sequence[Buffer | Sequence[Buffer]]
     ) -> WriteResult:
         """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end."""
-        keys = check_keys(keys)
+        namespace, keys = check_namespace(namespace), check_keys(keys)
         _same_count(keys, payloads)
-        operation = WriteOperation(check_namespace(namespace), keys, payloads)
-        await self._perform(operation)
-        return WriteResult(statuses=bytes(operation.statuses))
+        with await self._begin() as call:
+            return WriteResult(statuses=await self._fragmenting.write(namespace, keys, payloads, call))
 
     async def delete(self, namespace: bytes, keys: Sequence[bytes]) -> DeleteResult:
         """Remove objects, each after every outstanding read of it. Raises LinkLost if the connection breaks:
         a DELETE is never sent twice."""
-        operation = VectorOperation(Delete, check_namespace(namespace), check_keys(keys))
-        await self._perform(operation)
-        return DeleteResult(statuses=bytes(operation.statuses))
+        namespace, keys = check_namespace(namespace), check_keys(keys)
+        with await self._begin() as call:
+            return DeleteResult(statuses=await self._fragmenting.delete(namespace, keys, call))
 
     async def check(self, namespace: bytes, keys: Sequence[bytes]) -> CheckResult:
         """Have the gateway verify objects on its device; damaged ones are dropped there."""
-        operation = VectorOperation(Check, check_namespace(namespace), check_keys(keys))
-        await self._perform(operation)
-        return CheckResult(statuses=bytes(operation.statuses))
+        namespace, keys = check_namespace(namespace), check_keys(keys)
+        with await self._begin() as call:
+            return CheckResult(statuses=await self._fragmenting.check(namespace, keys, call))
 
     async def fence(self) -> None:
         """Return when everything that was asked before is done. Nothing asked later starts before that.
         Raises LinkLost if the connection breaks."""
-        await self._perform(ControlOperation(Fence()))
+        self._here()
+        async with self._order.fence(self._deadline()) as call:
+            await self._perform(ControlOperation(Fence()), call)
 
     async def ping(self) -> float:
         """Ask the gateway for a sign of life; returns how many seconds it took."""
         begun = anyio.current_time()
-        await self._perform(ControlOperation(Ping(nonce=self._stats.requests)))
+        with await self._begin() as call:
+            await self._perform(ControlOperation(Ping(nonce=self._stats.requests)), call)
         return anyio.current_time() - begun
 
     # ------------------------------------------------------------ how a verb runs
 
-    async def _perform(self, operation: Operation, seconds: float | None = None) -> None:
-        """Drive `operation` to its end, for `request_seconds` unless told otherwise: from the call, so that
-        waiting for a connection, queueing and replays all count."""
+    def _deadline(self, seconds: float | None = None) -> float:
+        return anyio.current_time() + (self.config.timeouts.request_seconds if seconds is None else seconds)
+
+    async def _begin(self, seconds: float | None = None) -> Call:
+        """A call that has `request_seconds` unless told otherwise: from here, so that waiting for a
+        connection, queueing and replays all count."""
+        self._here()
+        return await self._order.begin(self._deadline(seconds))
+
+    async def _find_way(self, call: Call) -> Way:
+        """How objects are stored at the gateway that is there, or will be. Where the client cuts, and where
+        that is not known yet, `call` may take several requests."""
         link = self._here()
-        deadline = anyio.current_time() + (
-            self.config.timeouts.request_seconds if seconds is None else seconds
-        )
-        await anyio.lowlevel.checkpoint()
+        if link.epoch is None:
+            call.hold()
+        way = (await link.wait_open(call.deadline)).way
+        if not way.cuts_itself:
+            call.hold()
+        return way
+
+    async def _perform(self, operation: Operation, call: Call) -> None:
+        """Drive `operation` to its end, within the time of `call`."""
+        link = self._here()
         try:
+            await anyio.lowlevel.checkpoint()
             while UNSETTLED in operation.statuses:
-                epoch = await link.wait_open(deadline)
+                epoch = await link.wait_open(call.deadline)
+                if operation.way is not None and not operation.way.holds_at(epoch.way):
+                    raise GatewayChanged
                 requests: list[Pending] = []
                 try:
-                    await self._submit(operation, epoch, requests, deadline)
+                    await self._submit(operation, epoch, requests, call.deadline)
                     while operation.pending_count:
                         await operation.changed()
                 except BaseException:
                     await epoch.abandon(operation)
                     raise
-                self._judge(operation, requests, epoch)
+                self._judge(operation, requests, epoch, call)
         finally:
             operation.let_go()
 
@@ -251,7 +277,7 @@ class Client:
         operation.refuse_oversized(limits)
         for items in operation.batches(limits):
             # While this batch is hashed, the one before is on its way.
-            if sum(operation.sizes[item] for item in items) < INLINE_HASH_BYTES:
+            if operation.unhashed_bytes(items) < INLINE_HASH_BYTES:
                 operation.hash(items)
             else:
                 await anyio.to_thread.run_sync(operation.hash, items)
@@ -260,7 +286,7 @@ class Client:
             requests.append(pending)
             epoch.submit(pending)
 
-    def _judge(self, operation: Operation, requests: list[Pending], epoch: Epoch) -> None:
+    def _judge(self, operation: Operation, requests: list[Pending], epoch: Epoch, call: Call) -> None:
         """Return if the call is answered or may be tried again; raise what the caller must know."""
         refused = [pending for pending in requests if pending.outcome is Outcome.REFUSED]
         if (
@@ -283,14 +309,14 @@ class Client:
         if self._link is None or self._link.is_closing:
             raise LinkClosed("the client was closed while the request was under way")
         was_sent = any(pending.was_sent for pending in lost)
-        if fate(operation.verb, was_sent=was_sent, replays=operation.replays) is Fate.FAIL:
+        if fate(operation.verb, was_sent=was_sent, replays=call.replays) is Fate.FAIL:
             raise LinkLost(reason, epoch=epoch.number, maybe_applied=was_sent)
-        operation.replays += was_sent
+        call.replays += was_sent
         self._stats.replays += was_sent
 
     # ------------------------------------------------------------ damage
 
-    def _note_damage(self, namespace: bytes, keys: Iterable[bytes]) -> None:
+    def _note_damage(self, namespace: bytes, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._stats.objects_corrupt += 1
             self._stats.checks_dropped += len(self._damaged) == MAX_UNREPORTED
@@ -308,7 +334,9 @@ class Client:
                 while self._damaged and self._damaged[0][0] == namespace:
                     keys.append(self._damaged.popleft()[1])
                 try:
-                    await self.check(namespace, keys)
+                    await self._perform(
+                        VectorOperation(Check, namespace, tuple(keys)), Call(self._order, self._deadline())
+                    )
                 except (LinkError, RequestError, RequestTimeout):
                     self._stats.checks_dropped += len(keys)
 

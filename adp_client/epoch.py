@@ -19,6 +19,7 @@ import anyio
 import attrs
 
 from .config import Timeouts
+from .fragments import Way
 from .landing import Landing
 from .operations import Operation, ReadOperation
 from .pending import Outcome, Pending
@@ -75,11 +76,13 @@ class Epoch:
         transport: Transport,
         connection: Connection,
         *,
+        boot_id: bytes,
         timeouts: Timeouts,
         stats: ClientStats,
     ) -> None:
         self.number = number
         self.limits = connection.limits
+        self.way = Way.of(connection.features, connection.limits, boot_id)
         self.is_open = True
         self.has_exchanged = False
         self.ending: Ending | None = None

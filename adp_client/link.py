@@ -26,7 +26,7 @@ from .transport.trust import TLSFailure
 
 Dialer = Callable[[Endpoint], Awaitable[Transport]]
 
-FEATURES = Feature.CREDITS
+FEATURES = Feature.FRAGMENTS | Feature.CREDITS
 AGENT = "adp-client-python/0.1"
 logger = logging.getLogger("adp_client")
 
@@ -153,10 +153,12 @@ class Link:
             self._tell()
             return None
         self._is_told = self._is_refused = False
+        assert self.gateway is not None
         return Epoch(
             self._number,
             transport,
             connection,
+            boot_id=self.gateway.boot_id,
             timeouts=self._config.timeouts,
             stats=self._stats,
         )
@@ -193,7 +195,11 @@ class Link:
             self._stats.boots_seen += 1
             logger.info("%s is %s, boot %s", self._endpoint, welcome.agent, welcome.boot_id.hex())
         self.gateway = GatewayInfo(
-            boot_id=welcome.boot_id, agent=welcome.agent, limits=welcome.limits, epoch=self._number
+            boot_id=welcome.boot_id,
+            agent=welcome.agent,
+            features=connection.features,
+            limits=welcome.limits,
+            epoch=self._number,
         )
         self._stats.connects += 1
         return connection

@@ -12,6 +12,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from .batches import cut, group_by_width, max_batch_bytes, max_batch_items
+from .fragments import Way
 from .landing import Landing
 from .pending import Frame, Pending
 from .protocol.constants import ErrorCode, Opcode
@@ -38,17 +39,24 @@ _WRITE_ROW_BYTES = 24
 _EMPTY = xxhash.xxh3_64_intdigest(b"")
 
 
+class GatewayChanged(Exception):
+    """The gateway that is there now is not the one that an operation was planned for. Never seen by users."""
+
+
 class Operation:
-    """Common to all verbs. `statuses` holds an ErrorCode for each item, or UNSETTLED."""
+    """Common to all verbs. `statuses` holds an ErrorCode for each item, or UNSETTLED.
+
+    `way`, if there is one, is how objects are stored at the gateway that the operation was planned for.
+    """
 
     verb: Opcode
+    way: Way | None = None
 
     def __init__(self, namespace: bytes, keys: tuple[bytes, ...], *, count: int | None = None) -> None:
         self.namespace = namespace
         self.keys = keys
         self.statuses = bytearray([UNSETTLED]) * (len(keys) if count is None else count)
         self.pending_count = 0
-        self.replays = 0
         self.is_abandoned = False
         self._changed = anyio.Event()
 
@@ -163,6 +171,7 @@ class ReadOperation(Operation):
         super().__init__(namespace, keys)
         self.views = [writable_view(buffer) for buffer in buffers]
         self.lengths = [0] * len(keys)
+        self.checksums = [0] * len(keys)
         self.damaged: list[int] = []
         self._is_verified = is_verified
         self._hashers: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
@@ -208,10 +217,13 @@ class ReadOperation(Operation):
             first = items.start + rows.indices[0]
             self.statuses[first : first + len(rows)] = bytes(len(rows))
             self.lengths[first : first + len(rows)] = rows.object_bytes
+            self.checksums[first : first + len(rows)] = rows.checksums
         else:
             for row in landing.positions[: landing.count]:
                 if rows.offsets[row] + rows.lengths[row] == rows.object_bytes[row]:
-                    self.settle(items[rows.indices[row]], ErrorCode.OK, rows.object_bytes[row])
+                    item = items[rows.indices[row]]
+                    self.settle(item, ErrorCode.OK, rows.object_bytes[row])
+                    self.checksums[item] = rows.checksums[row]
         for row in landing.damaged:
             item = items[rows.indices[row]]
             self.settle(item, ErrorCode.CORRUPT)
@@ -265,6 +277,10 @@ class WriteOperation(Operation):
             most = max_batch_items(limits, self._width(group, limits), _WRITE_ROW_BYTES)
             most_bytes = min(limits.max_payload_bytes, max_batch_bytes(limits))
             yield from cut(group, self.sizes.__getitem__, max_items=most, max_bytes=most_bytes)
+
+    def unhashed_bytes(self, items: Iterable[int]) -> int:
+        """How much `hash` would have to do."""
+        return sum(self.sizes[item] for item in items if self.checksums[item] is None)
 
     def hash(self, items: Iterable[int]) -> None:
         """Make the checksums of `items`. Runs in any thread."""

@@ -2,7 +2,7 @@
 
 import attrs
 
-from .protocol.constants import ErrorCode
+from .protocol.constants import ErrorCode, Feature
 from .protocol.messages import Limits
 
 
@@ -57,9 +57,14 @@ class CheckResult(BatchResult):
 
 @attrs.frozen(kw_only=True)
 class GatewayInfo:
-    """The gateway at the other end, as it introduced itself. Another `boot_id`: it has been restarted."""
+    """The gateway at the other end, as it introduced itself. Another `boot_id`: it has been restarted.
+
+    `features` are those that both sides have. Without FRAGMENTS, the client cuts what is too large for
+    `limits.max_command_bytes`.
+    """
 
     boot_id: bytes
     agent: str
+    features: Feature
     limits: Limits
     epoch: int

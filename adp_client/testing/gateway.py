@@ -188,6 +188,9 @@ class Session:
     def _store(self, request_id: int, namespace: bytes) -> bytes:
         statuses = bytearray()
         for key, data, checksum in self._open_writes.pop(request_id):
+            if len(data) > self.gateway.largest_bytes:
+                statuses.append(ErrorCode.TOO_LARGE)
+                continue
             if xxhash.xxh3_64_intdigest(data) != checksum:
                 statuses.append(ErrorCode.CORRUPT)
                 continue
@@ -245,6 +248,8 @@ class Session:
 class MemoryGateway:
     """Objects by (namespace, key), and the sessions that were dialled. See the module.
 
+    Without `fragments` it says that it does not cut, and stores nothing above `max_command_bytes`.
+
     `make_pair` may be replaced to serve over something else than memory, `wrap` to put faults in between.
     """
 
@@ -254,12 +259,13 @@ class MemoryGateway:
         limits: Limits | None = None,
         boot_id: bytes = bytes(16),
         token: str | None = None,
+        fragments: bool = True,
         frame_bytes: int = 1 << 20,
         capacity_bytes: int = 1 << 20,
         chunk_bytes: int = 1 << 20,
     ) -> None:
         self.limits = Limits() if limits is None else limits
-        self.features = Feature.CREDITS
+        self.features = Feature.CREDITS | (Feature.FRAGMENTS if fragments else Feature.NONE)
         self.boot_id = boot_id
         self.token = token
         self.frame_bytes = frame_bytes
@@ -294,6 +300,12 @@ class MemoryGateway:
             self._tasks.cancel_scope.cancel()
         if error is not None:
             raise error
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest object that it stores."""
+        limits = self.limits
+        return limits.max_object_bytes if Feature.FRAGMENTS in self.features else limits.max_command_bytes
 
     async def dial(self, endpoint: Endpoint) -> Transport:
         """A Dialer for `Client`: a new session. Raises ConnectionRefusedError while `is_down`."""

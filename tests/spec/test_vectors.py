@@ -1,11 +1,13 @@
 """The published vectors against the implementation, and against the spec's tables."""
 
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 import xxhash
 
+from adp_client.fragments import MANIFEST_BYTES, MANIFEST_MAGIC, MAX_FRAGMENTS, Manifest, UnsoundManifest
 from adp_client.protocol import Connection, ErrorCode, Opcode, Role
 from adp_client.protocol.codec import LAYOUT_BYTES, decode_body, encode_body
 from adp_client.protocol.constants import HEADER_BYTES, Flag
@@ -14,7 +16,7 @@ from adp_client.protocol.frames import decode_header
 from adp_client.protocol.messages import Hello, Welcome, payload_lengths
 from adp_client.protocol.state import TRANSITIONS, State, Step
 from protocol.wire import pair, receive
-from spec.vectors import VECTORS, Vector, Violation, generate
+from spec.vectors import VECTORS, Vector, Violation, generate, load_manifests
 
 SPEC = (VECTORS.parent / "adp-1.md").read_text()
 
@@ -82,6 +84,38 @@ def test_files_are_what_the_generator_makes() -> None:
         assert (VECTORS / name).read_text() == content, f"{name}: run python -m spec.vectors in tests/"
 
 
+def test_manifests() -> None:
+    """From the spec's words alone, and by the implementation."""
+    manifests, others = load_manifests()
+    for each in manifests:
+        starts = range(0, len(each.data), each.fragment_bytes)
+        fragments = [each.data[at : at + each.fragment_bytes] for at in starts]
+        assert [xxhash.xxh3_64_intdigest(fragment) for fragment in fragments] == each.checksums
+        sums = b"".join(checksum.to_bytes(8, "little") for checksum in each.checksums)
+        numbers = (len(each.data), each.fragment_bytes, len(fragments), 0)
+        head = MANIFEST_MAGIC + b"".join(number.to_bytes(4, "little") for number in numbers)
+        head += xxhash.xxh3_64_intdigest(sums).to_bytes(8, "little") + bytes(16)
+        assert each.manifest == head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+        assert each.fragment_keys == [
+            hashlib.sha256(each.manifest + each.key + at.to_bytes(4, "little")).digest()
+            for at in range(len(fragments))
+        ]
+        manifest = Manifest.decode(each.manifest)
+        assert manifest is not None
+        assert manifest.keys(each.key) == each.fragment_keys
+        assert manifest.sizes() == [len(fragment) for fragment in fragments]
+    for other in others:
+        assert len(other.data) == MANIFEST_BYTES
+        if other.status == "OK":
+            assert Manifest.decode(other.data) is None
+        else:
+            with pytest.raises(UnsoundManifest):
+                Manifest.decode(other.data)
+    assert MANIFEST_MAGIC.hex(" ") in SPEC
+    assert f"at most {MAX_FRAGMENTS:,}" in SPEC
+    assert f"An object of exactly {MANIFEST_BYTES} bytes" in SPEC
+
+
 def test_valid_frames_survive_a_connection_byte_by_byte(valid: dict[str, Vector]) -> None:
     """The requests that need no feature, over a gateway core, one byte at a time."""
     for vector in valid.values():
@@ -137,7 +171,7 @@ def test_spec_sizes_match_the_code(name: str, words: str) -> None:
 
 def test_code_cites_sections_that_exist() -> None:
     sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)", SPEC, re.M))
-    package = Path(__file__).parents[2] / "adp_client" / "protocol"
-    for module in package.glob("*.py"):
+    package = Path(__file__).parents[2] / "adp_client"
+    for module in package.rglob("*.py"):
         for number in re.findall(r"[Ss]ections? (\d+(?:\.\d+)?)", module.read_text()):
             assert number in sections, f"{module.name} cites section {number}"

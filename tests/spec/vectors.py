@@ -1,16 +1,20 @@
 """The test vectors of docs/spec: as JSON, and as messages. `python tests/spec/vectors.py` writes them anew.
 
-Valid ones hold a message and its frame; invalid ones hold bytes and the code that they deserve.
+Valid ones hold a message and its frame; invalid ones hold bytes and the code that they deserve; manifests
+hold how an object is cut, what is stored for it, and where; the others are 64 bytes that are none.
 """
 
 import json
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import attrs
 import cattrs
+import xxhash
 
+from adp_client.fragments import MANIFEST_MAGIC, Manifest, checksum_of, cut_pieces, digest_of
 from adp_client.protocol import ErrorCode, Feature, Opcode, Role, messages
 from adp_client.protocol.codec import OPCODES, encode_body
 from adp_client.protocol.constants import Flag
@@ -109,6 +113,28 @@ class Violation:
     after: list[str]
     frame: bytes
     code: str
+
+
+@attrs.frozen(kw_only=True)
+class ManifestVector:
+    """An object, cut into fragments of `fragment_bytes` and stored under `key` (section 5.13)."""
+
+    name: str
+    key: bytes
+    data: bytes
+    fragment_bytes: int
+    checksums: list[int]
+    manifest: bytes
+    fragment_keys: list[bytes]
+
+
+@attrs.frozen(kw_only=True)
+class ManifestViolation:
+    """64 bytes that are CORRUPT, or an object like any other (OK)."""
+
+    name: str
+    data: bytes
+    status: str
 
 
 def frame_bytes(message: Message, *, request_id: int, is_reply: bool, more: bool, opcode: Opcode) -> bytes:
@@ -426,24 +452,91 @@ def _invalid(valid: dict[str, Vector]) -> list[Violation]:
     return made
 
 
-def dump(valid: list[Vector], invalid: list[Violation]) -> dict[str, str]:
+def _manifests() -> list[ManifestVector]:
+    counted = bytes(at % 251 for at in range(1000))
+    made = []
+    for name, key, data, size in [
+        ("even", KEYS[0], counted[:300], 100),
+        ("rest", KEYS[0], counted, 300),
+        ("other-version", KEYS[0], counted[:-1] + b"!", 300),
+        ("other-key", b"k", counted, 300),
+        ("single", KEYS[1], counted[:65], 65),
+        ("looks-like-a-manifest", KEYS[1], MANIFEST_MAGIC + counted[:48], 64),
+    ]:
+        checksums = [checksum_of(pieces) for pieces in cut_pieces([memoryview(data)], size)]
+        manifest = Manifest(object_bytes=len(data), fragment_bytes=size, digest=digest_of(checksums))
+        made.append(
+            ManifestVector(
+                name=name,
+                key=key,
+                data=data,
+                fragment_bytes=size,
+                checksums=checksums,
+                manifest=manifest.encode(),
+                fragment_keys=manifest.keys(key),
+            )
+        )
+    return made
+
+
+def _manifest_violations() -> list[ManifestViolation]:
+    sound = (300, 100, 3, 0, 7, bytes(16))
+
+    def raw(place: int | None = None, value: int | bytes = 0, *, magic: bytes = MANIFEST_MAGIC) -> bytes:
+        fields = [*sound]
+        if place is not None:
+            fields[place] = value
+        head = struct.pack("<16sIIIIQ16s", magic, *fields)
+        return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
+
+    return [
+        ManifestViolation(name=name, data=data, status=status)
+        for name, data, status in [
+            ("object-too-small", raw(0, 63), "CORRUPT"),
+            ("no-fragment-bytes", raw(1, 0), "CORRUPT"),
+            ("fragment-above-object", raw(1, 301), "CORRUPT"),
+            ("wrong-count", raw(2, 4), "CORRUPT"),
+            ("reserved-set", raw(3, 1), "CORRUPT"),
+            ("zeros-set", raw(5, bytes(15) + b"\1"), "CORRUPT"),
+            ("other-magic", raw(magic=b"ADP/ no manifest"), "OK"),
+            ("wrong-check", raw()[:-1] + b"\0", "OK"),
+        ]
+    ]
+
+
+def dump(files: dict[str, list[Any]]) -> dict[str, str]:
     """File name -> text."""
-
-    def text(rows: list[Any]) -> str:
-        return json.dumps([converter.unstructure(row) for row in rows], indent=1) + "\n"
-
-    return {"valid.json": text(valid), "invalid.json": text(invalid)}
+    return {
+        name: json.dumps([converter.unstructure(row) for row in rows], indent=1) + "\n"
+        for name, rows in files.items()
+    }
 
 
 def generate() -> dict[str, str]:
     valid = _valid()
-    return dump(valid, _invalid({vector.name: vector for vector in valid}))
+    return dump(
+        {
+            "valid.json": valid,
+            "invalid.json": _invalid({vector.name: vector for vector in valid}),
+            "manifests.json": _manifests(),
+            "no-manifests.json": _manifest_violations(),
+        }
+    )
 
 
 def load() -> tuple[list[Vector], list[Violation]]:
     valid = converter.structure(json.loads((VECTORS / "valid.json").read_text()), list[Vector])
     invalid = converter.structure(json.loads((VECTORS / "invalid.json").read_text()), list[Violation])
     return valid, invalid
+
+
+def load_manifests() -> tuple[list[ManifestVector], list[ManifestViolation]]:
+    manifests = json.loads((VECTORS / "manifests.json").read_text())
+    others = json.loads((VECTORS / "no-manifests.json").read_text())
+    return (
+        converter.structure(manifests, list[ManifestVector]),
+        converter.structure(others, list[ManifestViolation]),
+    )
 
 
 if __name__ == "__main__":
