@@ -9,12 +9,14 @@ from anyio import wait_all_tasks_blocked
 from adp_client import Client, ClientConfig, ErrorCode
 from adp_client.epoch import MAX_PASSED_OVER
 from adp_client.errors import LocalProtocolError, Overloaded, Refused
+from adp_client.operations import Operation
 from adp_client.protocol.messages import (
     Check,
     Exist,
     ExistReply,
     Limits,
     Read,
+    ReadItem,
     ReadReply,
     StatusReply,
     Write,
@@ -115,6 +117,58 @@ async def test_a_thousand_pages_into_scattered_buffers():
         assert all(bytes(slots[at]) == pattern(at, page) for at in range(0, 1000, 7))
         gaps = memoryview(memory).cast("B")
         assert not any(any(gaps[(2 * at + 1) * page : (2 * at + 2) * page]) for at in range(0, 1000, 13))
+
+
+async def test_w2_a_thousand_pages_that_come_out_of_order_and_in_parts_are_one_wait(monkeypatch):
+    """Frames of a few pages' halves each, the last page first; the caller sleeps once."""
+    page = 1000
+    keys = keys_of(1000)
+    memory = bytearray(1000 * 2 * page)
+    slots = [memoryview(memory)[2 * at * page : (2 * at + 1) * page] for at in range(1000)]
+    order = [at * 7 % 1000 for at in range(1000)]  # 7 and 1000 have no divisor in common: each page once
+
+    async def script(session, request) -> bool:
+        if not isinstance(request.message, Read):
+            return False
+        parts = [(at, 0) for at in order] + [(at, page // 2) for at in reversed(order)]
+        for start in range(0, len(parts), 30):
+            rows, payload = [], []
+            for index, offset in parts[start : start + 30]:
+                stored = gateway.objects[NAMESPACE, request.message.keys[index]]
+                rows.append(
+                    ReadItem(
+                        index=index,
+                        object_bytes=page,
+                        offset=offset,
+                        length=page // 2,
+                        checksum=stored.checksum,
+                    )
+                )
+                payload.append(memoryview(stored.data)[offset : offset + page // 2])
+            is_final = start + 30 >= len(parts)
+            await session.send_reply(
+                request.request_id, ReadReply(items=tuple(rows)), payload, is_final=is_final
+            )
+        return True
+
+    waits: list[object] = []
+    changed = Operation.changed
+
+    async def counted(operation) -> None:
+        waits.append(operation)
+        await changed(operation)
+
+    monkeypatch.setattr(Operation, "changed", counted)
+    async with connected() as (client, gateway):
+        for at, key in enumerate(keys):
+            gateway.put(NAMESPACE, key, pattern(at, page))
+        gateway.script = script
+        read = await client.read(NAMESPACE, keys, slots)
+        assert read.is_all_ok
+        assert all(bytes(slots[at]) == pattern(at, page) for at in range(0, 1000, 7))
+        assert not any(any(memory[(2 * at + 1) * page : (2 * at + 2) * page]) for at in range(1000))
+        assert len(waits) == 1
+        assert len(gateway.sessions[0].requests) == 1
 
 
 async def test_requests_stay_inside_the_window():
