@@ -99,7 +99,7 @@ class Fragmenting:
                 if not way.cuts_itself:
                     return await self._exist_cut(namespace, keys, call, way)
                 operation = VectorOperation(Exist, namespace, keys)
-                operation.way = way.for_any_boot()
+                operation.way = way  # what one boot had says nothing about the next
                 await self._perform(operation, call)
                 return bytes(operation.statuses)
             except GatewayChanged:

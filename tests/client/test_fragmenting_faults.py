@@ -231,6 +231,25 @@ async def meet_another(client, gateway, verb, change, *, point: int, is_done: bo
             assert bytes(memory[: result.lengths[0]]) == OLD
 
 
+@pytest.mark.parametrize("cuts_itself", [False, True], ids=["client cuts", "gateway cuts"])
+async def test_w7_exist_believes_one_boot_only(cuts_itself):
+    """Two requests for two keys; between them the gateway comes back empty."""
+    limits = Limits(max_items=1, max_requests=1)
+    async with connected(MemoryGateway(fragments=cuts_itself, limits=limits)) as (client, gateway):
+        await client.write(NAMESPACE, [b"a", b"b"], [b"1", bytes(L)])
+        requests = itertools.count()
+
+        async def script(session, request) -> bool:
+            if next(requests) != 1:
+                return False
+            comes_back_empty(gateway)
+            session.transport.abort()
+            return True
+
+        gateway.script = script
+        assert (await client.exist(NAMESPACE, [b"a", b"b"])).statuses == bytes([NOT_FOUND, NOT_FOUND])
+
+
 async def test_one_replay_for_a_call_however_many_steps_it_has():
     """A request that ends every connection does not go on for ever."""
 
@@ -293,9 +312,9 @@ async def test_a_lookalike_is_before_the_fence_at_a_gateway_that_cuts():
         turns = Turns(gateway)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.write, NAMESPACE, [KEY], [LOOKALIKE])
-            while not client._order.held:
-                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
             tasks.start_soon(client.fence)
+            await anyio.wait_all_tasks_blocked()
             turns.give_all()
         assert [type(message).__name__ for _, message in turns.log] == ["Write", "Write", "Fence"]
 
