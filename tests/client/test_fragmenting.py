@@ -321,6 +321,7 @@ async def test_ten_thousand_keys_in_one_exist():
         assert len(gateway.sessions[0].requests) - before == 2
 
 
+@pytest.mark.timeout(180)
 async def test_more_fragments_than_one_round_has():
     """300 objects of 64 fragments: what one call makes of keys at a time has a limit."""
     keys = [b"%04d" % at for at in range(300)]
@@ -335,7 +336,8 @@ async def test_more_fragments_than_one_round_has():
         assert max(map(len, vectors)) <= MAX_FRAGMENTS
 
 
-@settings(max_examples=40)
+@pytest.mark.timeout(180)  # a connection for each example
+@settings(max_examples=25)
 @given(data=st.data())
 async def test_random_sizes_limits_and_buffers(data):
     command = data.draw(st.integers(MANIFEST_BYTES, 300), label="L")
