@@ -5,6 +5,7 @@ cattrs alone would make True of "false" and "3" of 3; here a value has the type 
 """
 
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,32 @@ T = TypeVar("T")
 _NAMES = {bool: "true or false", int: "a whole number", str: "text", float: "a number", bytes: "bytes"}
 
 
+#: Values are shown as far as a person reads them: one that is nested too deeply for `repr` is wrong as well.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 200
+_SHOWN.maxlong = 40
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # an integer with more digits than Python writes
+        return "a number of very many digits"
+
+
 class _Problem(ValueError):
     """A sentence for the user."""
 
 
 def _exact(value: Any, cls: type[Any]) -> Any:
     if type(value) is not cls:
-        raise _Problem(f"expected {_NAMES[cls]}, not {value!r}")
+        raise _Problem(f"expected {_NAMES[cls]}, not {_shown(value)}")
     return value
 
 
 def _number(value: Any, _: type[float]) -> float:
     if type(value) not in (int, float) or value != value or value in (float("inf"), float("-inf")):
-        raise _Problem(f"expected a number, not {value!r}")
+        raise _Problem(f"expected a number, not {_shown(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -58,7 +72,7 @@ def _is_optional(cls: Any) -> bool:
 def _structure_attrs(converter: Converter, value: Any, cls: Any) -> Any:
     """Every field is structured and validated by itself, so that one problem does not hide the next."""
     if not isinstance(value, Mapping):
-        raise _Problem(f"expected a table of settings, not {value!r}")
+        raise _Problem(f"expected a table of settings, not {_shown(value)}")
     fields = {field.name: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
     errors: list[Exception] = []
     found: dict[str, Any] = {}

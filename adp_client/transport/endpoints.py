@@ -1,5 +1,6 @@
 """Where a gateway listens: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:///absolute/path`."""
 
+import re
 from typing import TypeAlias
 
 import attrs
@@ -42,6 +43,8 @@ class UnixEndpoint:
 Endpoint: TypeAlias = TCPEndpoint | TLSEndpoint | UnixEndpoint
 
 MAX_UNIX_PATH_BYTES = 107  # sockaddr_un.sun_path, less the closing zero
+_HOST = re.compile(r"[!-Z\\^-~]+")  # ASCII that can be seen, but no brackets
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -52,8 +55,8 @@ def parse_endpoint(text: str) -> Endpoint:
     if scheme == "unix":
         if not rest.startswith("/"):
             raise ValueError(f"{text!r}: the path of a Unix socket must be absolute (unix:///PATH)")
-        if "\0" in rest or len(rest.encode()) > MAX_UNIX_PATH_BYTES:
-            raise ValueError(f"{text!r}: a Unix socket's path has at most {MAX_UNIX_PATH_BYTES} bytes")
+        if "\0" in rest or not 0 < _path_bytes(rest) <= MAX_UNIX_PATH_BYTES:
+            raise ValueError(f"{text!r}: a Unix socket's path is text of at most {MAX_UNIX_PATH_BYTES} bytes")
         return UnixEndpoint(path=rest)
     host, _, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -62,8 +65,18 @@ def parse_endpoint(text: str) -> Endpoint:
         raise ValueError(f"{text!r}: write an IPv6 address in brackets")
     if not host:
         raise ValueError(f"{text!r}: no host")
-    if not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{text!r}: a host has no spaces and no brackets, and other letters than ASCII as xn--")
+    if not _PORT.fullmatch(port) or int(port) > 65535:
         raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
     if scheme == "tls":
         return TLSEndpoint(host=host, port=int(port))
     return TCPEndpoint(host=host, port=int(port))
+
+
+def _path_bytes(path: str) -> int:
+    """Its length as the system sees it; 0 if it is no text that can be a path."""
+    try:
+        return len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return 0

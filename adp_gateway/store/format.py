@@ -64,7 +64,8 @@ assert _RECORD.size == RECORD_BYTES
 
 _STORE_MAGIC = b"ADPSTORE"
 _SEGMENT_MAGIC = b"ADPSEGMT"
-_NAME = re.compile(r"seg-(\d{8,})\.(data|log)")
+_NAME = re.compile(r"seg-([0-9]{8,10})\.(data|log)")
+MAX_SEGMENT_ID: Final = 2**31  # far above what a store comes to, and far below what an index entry holds
 
 
 class Kind(enum.IntEnum):
@@ -104,9 +105,12 @@ def journal_name(segment_id: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, str] | None:
-    """(segment number, "data" or "log") of a segment's file name; None for any other."""
+    """(segment number, "data" or "log") of a segment's file name; None for any other.
+
+    A number that no store comes to is somebody else's file, or the next segment could not be numbered.
+    """
     match = _NAME.fullmatch(name)
-    return (int(match[1]), match[2]) if match else None
+    return (int(match[1]), match[2]) if match and int(match[1]) <= MAX_SEGMENT_ID else None
 
 
 def aligned(length: int) -> int:

@@ -121,6 +121,18 @@ def test_single_problems(raw, problem):
     assert problem is None or caught.value.problems == (problem,)
 
 
+def test_a_value_is_shown_as_far_as_a_person_reads_it():
+    nested: object = 1
+    for _ in range(5000):
+        nested = [nested]
+    for raw in (nested, "x" * 5000, 1 << 50000):
+        with pytest.raises(ConfigError) as caught:
+            structure({"endpoint": "tcp://h:1", "timeouts": raw}, ClientConfig)
+        (problem,) = caught.value.problems
+        assert problem.startswith("expected a table of settings, not ")
+        assert len(problem) < 300
+
+
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
@@ -157,13 +169,20 @@ def test_endpoints_both_ways(text, endpoint):
         "tls:///path",
         "unix://relative.sock",
         "unix:///" + "x" * 107,
+        "tcp://host:" + "9" * 5000,
+        "tcp://[[]]:1",
+        "tcp://two words:1",
+        "tcp://nul\0:1",
+        "tcp://h\u00f6st:1",
         "unix:///nul\0",
+        "unix:///\ud800",
         "udp://host:1",
     ],
 )
 def test_endpoints_that_are_none(text):
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError, match=r".+") as caught:
         parse_endpoint(text)
+    assert type(caught.value) is ValueError, "a sentence, not an accident"
     with pytest.raises(ValueError, match=r".+"):
         ClientConfig(endpoint=text)
 

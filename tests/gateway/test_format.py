@@ -117,7 +117,16 @@ def test_names_round_trip(segment_id):
 
 
 @pytest.mark.parametrize(
-    "name", ["superblock", "lock", "seg-1.data", "seg-00000001.log~", "seg-0000000x.log"]
+    "name",
+    [
+        "superblock",
+        "lock",
+        "seg-1.data",
+        "seg-00000001.log~",
+        "seg-0000000x.log",
+        "seg-4294967295.log",
+        "seg-99999999999.data",
+    ],
 )
 def test_other_names_are_nobody_s(name):
     assert fmt.parse_name(name) is None
