@@ -6,7 +6,7 @@
     nox -s docs                      the API reference
     nox -s vllm                      the end-to-end tests on real vLLM, one run for each supported version
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
-    nox -s fuzz                      a minute of coverage-guided fuzzing for each target
+    nox -s fuzz                      a minute of coverage-guided fuzzing for each target, then a table
     nox -s bench                     our numbers beside the reference's, measured in the same run
 
 The Pythons come from pyproject's classifiers, the vLLM versions from ``[tool.adp]``.
@@ -172,8 +172,11 @@ def vectors(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Coverage-guided fuzzing: 60 seconds a target; ``-- --seconds 3600`` for long, ``-- TARGET`` for one."""
-    session.install(wheel(session), "atheris")
+    """Fuzzing (docs/how-to/fuzz.md): 60 seconds a target, and a table of executions per second at the end.
+
+    ``-- --seconds 3600`` for long, ``-- TARGET`` for one, ``-- --target ENDPOINT`` at a running gateway.
+    """
+    session.install(wheel(session), "atheris", *dev("trio"))
     session.run("python", "-m", "fuzz", *session.posargs)
 
 

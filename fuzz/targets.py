@@ -1,19 +1,19 @@
 """Targets: plain functions of bytes. The one promise of each is in its docstring and asserted.
 
 Bytes that come from a peer are accepted, or end in RemoteProtocolError. Anything else that escapes is a
-finding: another exception, memory above what was announced, a core that stops making progress.
+finding: another exception, memory above what was announced, a core that stops making progress. Here are the
+targets of the protocol's core; `settings`, `images` and `sessions` have one each.
 """
 
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from adp_client.protocol import Connection, ErrorCode, Feature, Opcode, Role
+from adp_client.protocol import Connection, ErrorCode, Feature, Role
 from adp_client.protocol.codec import OPCODES, REPLY_TYPES, decode_body, encode_body
 from adp_client.protocol.constants import HEADER_BYTES, Flag
 from adp_client.protocol.errors import LocalProtocolError, RemoteProtocolError
 from adp_client.protocol.events import HelloReceived, PayloadExpected, RequestReceived
-from adp_client.protocol.frames import FrameHeader, check_body, decode_header, encode_header
+from adp_client.protocol.frames import check_body, decode_header
 from adp_client.protocol.messages import (
     Delete,
     Exist,
@@ -30,6 +30,11 @@ from adp_client.protocol.messages import (
     Write,
     WriteItem,
 )
+
+from .images import store_image
+from .sealing import sealed, split
+from .sessions import session
+from .settings import config
 
 BOOT = b"boot-id-16-bytes"
 NAMESPACE = bytes(32)
@@ -48,49 +53,6 @@ HELLO = Hello(
 )
 #: What a core may hold beside the payload memory that its owner gives: a scratch buffer, and what it grew by.
 MEMORY_LIMIT_BYTES = 65536 + 65536 + 4096 + HEADER_BYTES
-
-
-def sealed(data: bytes) -> bytes:
-    """Turn arbitrary bytes into frames whose checksums are right, so that a mutation reaches a body's reader.
-
-    Each frame is cut from `data` as: opcode, flags, request id, body length, payload length (one byte each,
-    lengths in units of 1 and 4 bytes), then body and payload.
-    """
-    raw, at = b"", 0
-    while at + 5 <= len(data):
-        opcode, flags, number, body_bytes, payload_units = data[at : at + 5]
-        at += 5
-        body = data[at : at + body_bytes]
-        at += body_bytes
-        payload = data[at : at + 4 * payload_units]
-        at += 4 * payload_units
-        header = FrameHeader(
-            opcode=Opcode(opcode % len(Opcode) + 1),
-            flags=Flag(flags & 3),
-            request_id=number,
-            body_bytes=len(body),
-            payload_bytes=len(payload),
-            body_crc=zlib.crc32(body),
-        )
-        raw += encode_header(header) + body + payload
-    return raw
-
-
-def unsealed(raw: bytes) -> bytes:
-    """The inverse of `sealed`, for seeds: frames in the five-byte form, but for those too big for it."""
-    data, at = b"", 0
-    while at < len(raw):
-        header = decode_header(memoryview(raw)[at : at + HEADER_BYTES])
-        at += HEADER_BYTES
-        body, payload = raw[at : at + header.body_bytes], b""
-        at += header.body_bytes
-        payload = raw[at : at + header.payload_bytes]
-        at += header.payload_bytes
-        units = -(-len(payload) // 4)
-        if len(body) < 256 and header.request_id < 256 and len(payload) == 4 * units:
-            data += bytes([header.opcode - 1, header.flags, header.request_id, len(body), units])
-            data += body + payload
-    return data
 
 
 def _held_bytes(connection: Connection) -> int:
@@ -134,14 +96,6 @@ def _answer(connection: Connection, event: RequestReceived) -> None:
     connection.reply(event.request_id, reply)
 
 
-def _split(data: bytes) -> tuple[int, bytes]:
-    """The first byte says how the rest is read: bit 0 as frames to be sealed, the rest the size of pieces."""
-    if not data:
-        return 1, b""
-    mode, rest = data[0], data[1:]
-    return (1 << (mode >> 1) % 16), sealed(rest) if mode & 1 else rest
-
-
 @contextmanager
 def _violations_end_it(error: type[LocalProtocolError | RemoteProtocolError]) -> Iterator[None]:
     """The promise: nothing but `error` may end the block, with a code that ends a connection."""
@@ -154,7 +108,7 @@ def _violations_end_it(error: type[LocalProtocolError | RemoteProtocolError]) ->
 
 def gateway_stream(data: bytes) -> None:
     """A gateway after the handshake, any bytes from its client."""
-    chunk, raw = _split(data)
+    chunk, raw = split(data)
     gateway = Connection(Role.GATEWAY)
     client = Connection(Role.CLIENT)
     list(_feed(gateway, client.hello(HELLO), 4096))
@@ -167,7 +121,7 @@ def gateway_stream(data: bytes) -> None:
 
 def client_stream(data: bytes) -> None:
     """A client with requests in flight, any bytes from its gateway."""
-    chunk, raw = _split(data)
+    chunk, raw = split(data)
     client = Connection(Role.CLIENT)
     gateway = Connection(Role.GATEWAY)
     list(_feed(gateway, client.hello(HELLO), 4096))
@@ -193,7 +147,7 @@ def client_stream(data: bytes) -> None:
 
 def handshake(data: bytes) -> None:
     """Both sides before the handshake, any bytes; what is accepted can be answered."""
-    chunk, raw = _split(data)
+    chunk, raw = split(data)
     gateway = Connection(Role.GATEWAY)
     with _violations_end_it(RemoteProtocolError):
         for event in _feed(gateway, raw, chunk):
@@ -227,5 +181,6 @@ def _has_later_features(message: Message, again: bytes, body: bytes) -> bool:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (gateway_stream, client_stream, handshake, frames)
+    target.__name__: target
+    for target in (gateway_stream, client_stream, handshake, frames, config, store_image, session)
 }
