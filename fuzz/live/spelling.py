@@ -43,12 +43,18 @@ class Spelled(NamedTuple):
 
 
 def frame(
-    message: Message, request_id: int, *, is_final: bool = True, payload: bytes = b"", is_reply: bool = False
+    message: Message,
+    request_id: int,
+    *,
+    is_final: bool = True,
+    payload: bytes = b"",
+    reply_to: Opcode | None = None,
 ) -> bytes:
-    """The bytes of one frame; nothing is checked."""
+    """The bytes of one frame, of a reply if it is said to what; nothing is checked."""
     body = encode_body(message)
-    flags = (Flag.NONE if is_final else Flag.MORE) | (Flag.REPLY if is_reply else Flag.NONE)
-    return _sealed(OPCODES.get(type(message), Opcode.PING), flags, request_id, body, len(payload)) + payload
+    flags = (Flag.NONE if is_final else Flag.MORE) | (Flag.NONE if reply_to is None else Flag.REPLY)
+    opcode = OPCODES[type(message)] if reply_to is None else reply_to
+    return _sealed(opcode, flags, request_id, body, len(payload)) + payload
 
 
 def with_token(raw: bytes, token: bytes) -> bytes:
