@@ -66,6 +66,12 @@ class _Asked:
     def name(self) -> str:
         return f"{OPCODES[type(self.message)].name} {self.request_id}"
 
+    def waits_for(self, other: Moment) -> bool:
+        """Whether a FENCE, or its own nature, keeps it behind a request that has not been finished."""
+        if isinstance(self.message, (Fence, Goodbye)):
+            return other.sent < self.moment.sent
+        return other.era < self.moment.era
+
 
 class Watch:
     """Give it what is sent and what is received. It raises Finding."""
@@ -98,8 +104,8 @@ class Watch:
 
     @property
     def is_answered(self) -> bool:
-        """Every request that is whole has its final answer."""
-        return not any(asked.is_whole for asked in self._asked.values())
+        """Every request that can be answered has its final answer."""
+        return not self.open_requests
 
     @property
     def is_owing(self) -> bool:
@@ -119,8 +125,13 @@ class Watch:
 
     @property
     def open_requests(self) -> list[str]:
-        """What has no final answer."""
-        return [asked.name for asked in self._asked.values() if asked.is_whole]
+        """What has no final answer, and needs nothing more from us for it."""
+        unfinished = [asked.moment for asked in self._asked.values() if not asked.is_whole]
+        return [
+            asked.name
+            for asked in self._asked.values()
+            if asked.is_whole and not any(asked.waits_for(moment) for moment in unfinished)
+        ]
 
     @property
     def expected(self) -> str:

@@ -136,6 +136,22 @@ def test_a_fence_orders_without_waiting() -> None:
         answer(watch, 4, *read_reply(OLD))
 
 
+def test_a_fence_behind_half_a_write_owes_nothing() -> None:
+    watch = opened(Model())
+    item = WriteItem(object_bytes=2, length=1, checksum=1)
+    half = Write(namespace=NAMESPACE, keys=(KEY,), items=(item,))
+    watch.sent(frame(half, 1, is_final=False, payload=b"x"))
+    ask(watch, 2, READ)
+    ask(watch, 3, Fence())
+    ask(watch, 4, READ)
+    assert watch.open_requests == ["READ 2"]
+    rest = Write(
+        namespace=NAMESPACE, keys=(KEY,), items=(WriteItem(object_bytes=2, offset=1, length=1, checksum=1),)
+    )
+    ask(watch, 1, rest, b"y")
+    assert watch.open_requests == ["WRITE 1", "READ 2", "FENCE 3", "READ 4"]
+
+
 def test_what_was_deleted_is_a_miss_for_everybody() -> None:
     model = Model()
     one, other = opened(model), opened(model)
