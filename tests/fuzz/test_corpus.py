@@ -71,8 +71,8 @@ def test_the_valid_image_is_whole() -> None:
 
 def test_the_table_says_how_fast_and_where_findings_are() -> None:
     runs = [
-        Run(target="frames", executions=120_000, seconds=60.0, is_clean=True, log=""),
-        Run(target="config", executions=0, seconds=0.0, is_clean=False, log=""),
+        Run(target="frames", executions=120_000, per_second=2000, is_clean=True, log=""),
+        Run(target="config", executions=0, per_second=0, is_clean=False, log=""),
     ]
     head, first, second = table(runs)
     assert head.split() == ["target", "executions", "per", "second", "result"]
