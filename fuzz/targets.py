@@ -8,7 +8,7 @@ targets of the protocol's core; `settings`, `images` and `sessions` have one eac
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from adp_client.protocol import Connection, ErrorCode, Feature, Role
+from adp_client.protocol import Connection, ErrorCode, Feature, Role, buffer
 from adp_client.protocol.codec import OPCODES, REPLY_TYPES, decode_body, encode_body
 from adp_client.protocol.constants import HEADER_BYTES, Flag
 from adp_client.protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -51,8 +51,19 @@ HELLO = Hello(
     max_body_bytes=4096,
     max_payload_bytes=8192,
 )
+#: So small that an input fills it: what happens then is worth a look.
+SCRATCH_BYTES = 512
 #: What a core may hold beside the payload memory that its owner gives: a scratch buffer, and what it grew by.
-MEMORY_LIMIT_BYTES = 65536 + 65536 + 4096 + HEADER_BYTES
+MEMORY_LIMIT_BYTES = 65536 + SCRATCH_BYTES + 4096 + HEADER_BYTES
+
+
+@contextmanager
+def _small_scratch() -> Iterator[None]:
+    usual, buffer.SCRATCH_BYTES = buffer.SCRATCH_BYTES, SCRATCH_BYTES
+    try:
+        yield
+    finally:
+        buffer.SCRATCH_BYTES = usual
 
 
 def _held_bytes(connection: Connection) -> int:
@@ -106,6 +117,7 @@ def _violations_end_it(error: type[LocalProtocolError | RemoteProtocolError]) ->
             raise AssertionError(f"{exc.code.name} cannot end a connection") from exc
 
 
+@_small_scratch()
 def gateway_stream(data: bytes) -> None:
     """A gateway after the handshake, any bytes from its client."""
     chunk, raw = split(data)
@@ -119,6 +131,7 @@ def gateway_stream(data: bytes) -> None:
                 _answer(gateway, event)
 
 
+@_small_scratch()
 def client_stream(data: bytes) -> None:
     """A client with requests in flight, any bytes from its gateway."""
     chunk, raw = split(data)
@@ -145,6 +158,7 @@ def client_stream(data: bytes) -> None:
             pass
 
 
+@_small_scratch()
 def handshake(data: bytes) -> None:
     """Both sides before the handshake, any bytes; what is accepted can be answered."""
     chunk, raw = split(data)

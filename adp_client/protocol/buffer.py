@@ -101,6 +101,10 @@ class ReceiveBuffer:
             self.received(count)
             self.consume(count)
 
+    def drop_unparsed(self) -> None:
+        """Nobody will parse what is in the scratch buffer."""
+        self.consume(self._end - self._start)
+
     def drop_targets(self) -> None:
         """Forget the targets (they are filled, or the connection is over): no view of them is kept."""
         self._targets, self._next_target = [], 0

@@ -79,6 +79,7 @@ class Connection:
         self._is_accepted = False
         self._is_eof = False
         self._is_eof_told = False
+        self._has_late_bytes = False  # something came behind the last word
         self._events: deque[Event] = deque()
         self._exchanges: dict[int, Exchange] = {}
         self._last_id = 0
@@ -317,6 +318,8 @@ class Connection:
                 return self._finish_payload(self._expected)
             return None if not self._is_eof or self.is_waiting_for_memory else self._end()
         if self.state in (State.CLOSED, State.FAILED):
+            self._has_late_bytes |= not self._buffer.is_empty
+            self._buffer.drop_unparsed()  # or there would be no room for the next bytes, nor for their end
             return self._end() if self._is_eof else None
         if self._header is None:
             raw = self._buffer.peek(HEADER_BYTES)
@@ -430,6 +433,7 @@ class Connection:
             and self._header is None
             and self._expected is None
             and self._buffer.is_empty
+            and not self._has_late_bytes
             and not self._exchanges
         )
         self._machine.take(Step.RECEIVE_EOF)

@@ -66,7 +66,9 @@ def parse_endpoint(text: str) -> Endpoint:
     if not host:
         raise ValueError(f"{text!r}: no host")
     if not _HOST.fullmatch(host):
-        raise ValueError(f"{text!r}: a host has no spaces and no brackets, and other letters than ASCII as xn--")
+        raise ValueError(
+            f"{text!r}: a host has no spaces and no brackets, and other letters than ASCII as xn--"
+        )
     if not _PORT.fullmatch(port) or int(port) > 65535:
         raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
     if scheme == "tls":

@@ -659,3 +659,16 @@ def test_is_mid_frame_tells_what_the_peer_still_owes() -> None:
     gateway.bytes_received(1)
     assert gateway.next_event() == HelloReceived(hello=Hello(agent="x"))
     assert not gateway.is_mid_frame
+
+
+def test_what_follows_the_last_word_fills_nothing_and_its_end_is_seen() -> None:
+    """The gateway has answered GOODBYE, and hears megabytes before it has hung up."""
+    client, gateway = pair()
+    number, raw = client.request(Goodbye())
+    list(receive(gateway, raw))
+    gateway.reply(number, GoodbyeReply())
+    assert gateway.state is State.CLOSED
+    assert list(receive(gateway, bytes(1 << 20))) == []
+    assert len(gateway.receive_buffers()[0]) == 1 << 16
+    gateway.bytes_received(0)
+    assert isinstance(gateway.next_event(), PeerClosed)
