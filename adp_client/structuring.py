@@ -95,7 +95,8 @@ def _structure_attrs(converter: Converter, value: Any, cls: Any) -> Any:
             if field.validator is not None:
                 field.validator(None, field, found[name])
         except (ValueError, TypeError, BaseValidationError) as exc:
-            fail(exc, name, field.type)
+            # What a repr must not show, no problem may show: both end up in logs.
+            fail(exc if field.repr else _Problem("not of the right kind (it is not shown)"), name, field.type)
     if errors:
         raise _group(errors, cls)
     made = cls(**found)

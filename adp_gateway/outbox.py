@@ -94,7 +94,9 @@ class Outbox:
         try:
             while self._queued_bytes and self._queued_bytes + frame.payload_bytes > self._max_queued_bytes:
                 await self._room.wait()
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            await (
+                anyio.lowlevel.checkpoint()
+            )  # whoever has many frames to put does not keep all others waiting
         except BaseException:
             frame.release()
             raise

@@ -88,16 +88,17 @@ class Reads:
         *,
         is_last: bool,
     ) -> None:
-        frames = list(
-            read_frames(
-                failed,
-                found,
-                max_payload_bytes=self._answers.max_payload_bytes,
-                max_body_bytes=self._answers.max_body_bytes,
-            )
+        frames = read_frames(
+            failed,
+            found,
+            max_payload_bytes=self._answers.max_payload_bytes,
+            max_body_bytes=self._answers.max_body_bytes,
         )
-        for number, items in enumerate(frames, 1):
-            is_final = is_last and number == len(frames)
+        following = next(frames, None)
+        while (items := following) is not None:
+            # One at a time: a client that takes small frames has many, and there is room for a few.
+            following = next(frames, None)
+            is_final = is_last and following is None
             head = self._answers.connection.reply(
                 request_id, ReadReply(items=tuple(items)), is_final=is_final
             )

@@ -13,6 +13,8 @@ EXIST_HEAD_BYTES = 32
 READ_ITEM_BYTES = 32
 #: A client that receives less than this in one frame cannot be answered at all.
 MIN_BODY_BYTES = 64
+#: Nor one that wants objects in crumbs: each frame has its price. A client may take no payload at all.
+MIN_PAYLOAD_BYTES = 1024
 
 
 #: How much is prepared, and so at the earliest sent, in one go: less at first, so that sending starts soon.

@@ -59,6 +59,7 @@ from .reading import Reads
 from .replies import (
     EXIST_HEAD_BYTES,
     MIN_BODY_BYTES,
+    MIN_PAYLOAD_BYTES,
 )
 from .shared import Shared
 from .store.base import ReadLease
@@ -232,9 +233,11 @@ class Session:
             raise RemoteProtocolError(f"this gateway speaks version {VERSION}", ErrorCode.UNSUPPORTED_VERSION)
         if any(extension.tag & CRITICAL_EXTENSION for extension in hello.extensions):
             raise RemoteProtocolError("a critical extension is unknown here", ErrorCode.UNSUPPORTED_VERSION)
-        if hello.max_body_bytes < MIN_BODY_BYTES:
+        if hello.max_body_bytes < MIN_BODY_BYTES or 0 < hello.max_payload_bytes < MIN_PAYLOAD_BYTES:
             raise RemoteProtocolError(
-                f"a client must receive bodies of {MIN_BODY_BYTES} bytes", ErrorCode.LIMIT_EXCEEDED
+                f"a client must receive bodies of {MIN_BODY_BYTES} bytes, and payloads of none or "
+                f"{MIN_PAYLOAD_BYTES}",
+                ErrorCode.LIMIT_EXCEEDED,
             )
         self._answers.max_body_bytes = hello.max_body_bytes
         self._answers.max_payload_bytes = hello.max_payload_bytes

@@ -114,7 +114,7 @@ class _Maker:
             max_version=rng.choice((1, 1, 2, 65535)),
             features=offered,
             max_body_bytes=rng.choice(HELLO_BYTES),
-            max_payload_bytes=rng.choice((0, *HELLO_BYTES, 1 << 24, 2**32 - 1)),
+            max_payload_bytes=rng.choice((0, 1024, *HELLO_BYTES, 1 << 24, 2**32 - 1)),
             agent="fuzz" * rng.randrange(3),
             extensions=extensions if rng.random() < 0.1 else (),
         )

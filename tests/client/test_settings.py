@@ -47,6 +47,12 @@ def test_none_stands_for_what_is_optional():
     assert structure({"endpoint": "tcp://h:1", "token": None}, ClientConfig).token is None
 
 
+def test_a_token_is_in_no_problem():
+    with pytest.raises(ConfigError) as caught:
+        structure({"endpoint": "tcp://h:1", "token": 271828}, ClientConfig)
+    assert caught.value.problems == ("not of the right kind (it is not shown) @ $.token",)
+
+
 def test_every_problem_is_told_at_once_with_its_path():
     with pytest.raises(ConfigError) as caught:
         structure(
@@ -64,7 +70,7 @@ def test_every_problem_is_told_at_once_with_its_path():
     assert by_path == {
         "$.endpoint": "'http://gateway' is none of tcp://HOST:PORT, tls://HOST:PORT and unix:///PATH",
         "$.tokn": "unknown key (allowed: backoff, endpoint, timeouts, tls, token, verify_payloads)",
-        "$.token": "expected text, not 3",
+        "$.token": "not of the right kind (it is not shown)",
         "$.verify_payloads": "expected true or false, not 'false'",
         "$.timeouts.connect_seconds": "expected a number, not '1'",
         "$.timeouts.exist_seconds": "exist_seconds must be > 0: -1.0",

@@ -19,6 +19,8 @@ from adp_client.protocol.messages import (
     Write,
     WriteItem,
 )
+from adp_gateway.config import MIB
+from adp_gateway.replies import MIN_PAYLOAD_BYTES
 
 from .house import BOOT_ID, house
 from .peer import NAMESPACE, Closed, Peer, content, key_of
@@ -83,9 +85,9 @@ async def test_tiny_frames() -> None:
     """A client may receive very little at a time: every kind of reply is cut to its limits."""
     async with house() as home:
         writer = await home.connect()
-        objects = {key_of(n): content(50 + n, seed=n) for n in range(40)}
+        objects = {key_of(n): content(5000 + n, seed=n) for n in range(40)}
         assert await writer.write(objects) == [OK] * 40
-        peer = await home.connect(Hello(max_body_bytes=64, max_payload_bytes=7))
+        peer = await home.connect(Hello(max_body_bytes=64, max_payload_bytes=MIN_PAYLOAD_BYTES))
         assert await peer.exist(*objects, key_of(99)) == [OK] * 40 + [NOT_FOUND]
         assert await peer.read(*objects) == list(objects.values())
         answer = await peer.call(Check(namespace=NAMESPACE, keys=tuple(objects)))
@@ -94,6 +96,28 @@ async def test_tiny_frames() -> None:
         answer = await peer.call(Delete(namespace=NAMESPACE, keys=tuple(objects) * 2))
         assert answer.statuses == [OK] * 40 + [NOT_FOUND] * 40
         assert len(answer.frames) == 2
+
+
+async def test_crumbs_are_refused() -> None:
+    """Each frame has its price: an object in frames of a byte would be a million of them."""
+    async with house() as home:
+        for hello in (Hello(max_payload_bytes=1), Hello(max_payload_bytes=1023), Hello(max_body_bytes=63)):
+            peer = Peer(home.dial(), hello)
+            with pytest.raises(Closed):
+                await peer.open()
+            assert [notice.code for notice in peer.notices] == [ErrorCode.LIMIT_EXCEEDED]
+
+
+async def test_many_small_frames_keep_nobody_waiting() -> None:
+    """They are made as they are sent, and others have their turn in between."""
+    async with house(max_queued_bytes=8 * MIB) as home:
+        writer = await home.connect()
+        await writer.write({key_of(1): content(MIB)})
+        peer = await home.connect(Hello(max_payload_bytes=MIN_PAYLOAD_BYTES))
+        await peer.ask(Read(namespace=NAMESPACE, keys=(key_of(1),), capacities=(MIB,)))
+        await writer.call(Ping())
+        assert home.shared.counters.sent_bytes < MIB // 2
+        assert await peer.read(key_of(1)) == [content(MIB)]
 
 
 async def test_no_payload_at_all() -> None:
