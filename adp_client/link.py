@@ -14,7 +14,7 @@ from .backoff import Backoff
 from .config import ClientConfig
 from .epoch import Epoch
 from .protocol.connection import Connection
-from .protocol.constants import ErrorCode, Feature, Role
+from .protocol.constants import CRITICAL_EXTENSION, ErrorCode, Feature, Role
 from .protocol.errors import ConnectFailed, LinkClosed, LinkRefused, RemoteProtocolError
 from .protocol.events import NoticeReceived, Opened, PeerClosed
 from .protocol.messages import ErrorMessage, Hello
@@ -185,6 +185,10 @@ class Link:
                 case PeerClosed():
                     raise EOFError("it closed the connection instead of answering the handshake")
                 case Opened(welcome=welcome):
+                    if any(extension.tag & CRITICAL_EXTENSION for extension in welcome.extensions):
+                        reason = "a critical extension is unknown here"
+                        await transport.send([connection.error(ErrorCode.UNSUPPORTED_VERSION, reason)])
+                        raise RemoteProtocolError(reason, ErrorCode.UNSUPPORTED_VERSION)
                     break
                 case NoticeReceived(notice=ErrorMessage() as notice):
                     raise LinkRefused(notice.code, notice.text)

@@ -3,11 +3,17 @@
     async with MemoryGateway() as gateway:
         async with Client(config, dial=gateway.dial) as client: ...
 
-Requests are answered in the order they come unless `hold` or `script` say otherwise. `script` sees every
-request first and may answer it itself: late, twice, with another id, short, or never.
+Requests are answered in the order they come; only a DELETE that waits for reads or leases of other
+connections, and what is behind a FENCE that has not been reached, come later. `script` sees every request
+when its turn has come and may answer it itself: late, twice, with another id, short, or never.
+
+It keeps the gateway contract of `adp_client.testing.conformance`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import contextlib
+import hmac
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -18,9 +24,9 @@ import attrs
 import xxhash
 
 from adp_client.protocol.connection import Connection
-from adp_client.protocol.constants import ErrorCode, Feature, Role
+from adp_client.protocol.constants import CRITICAL_EXTENSION, VERSION, ErrorCode, Feature, Role
 from adp_client.protocol.errors import RemoteProtocolError
-from adp_client.protocol.events import HelloReceived, PayloadExpected, PeerClosed, RequestReceived
+from adp_client.protocol.events import HelloReceived, NoticeReceived, PayloadExpected, RequestReceived
 from adp_client.protocol.messages import (
     Check,
     Credit,
@@ -30,22 +36,33 @@ from adp_client.protocol.messages import (
     Fence,
     Goodbye,
     GoodbyeReply,
+    Hello,
     Limits,
+    Notice,
     Ping,
     Pong,
     Read,
     ReadItem,
     ReadReply,
+    Release,
     Reply,
     StatusReply,
     Welcome,
     Write,
 )
+from adp_client.protocol.state import State
 from adp_client.transport.base import Part, Transport
 from adp_client.transport.endpoints import Endpoint
 from adp_client.transport.memory import memory_pair
 
+from .leases import Claim, LeaseBook
+
 Script = Callable[["Session", RequestReceived], Awaitable[bool]]
+
+ANNOUNCED = Feature.FRAGMENTS | Feature.END_TO_END | Feature.CREDITS | Feature.LEASES
+
+FAREWELL_SECONDS = 1.0  # for a violator to take the ERROR that says why it is closed
+_REPLY_HEAD_BYTES, _EXIST_HEAD_BYTES, _READ_ITEM_BYTES = 16, 32, 32
 
 
 @attrs.define
@@ -63,13 +80,41 @@ class Session:
         self.gateway = gateway
         self.transport = transport
         self.connection = Connection(Role.GATEWAY)
+        self.hello = Hello()
         self.requests: list[RequestReceived] = []
+        self.notices: list[Notice] = []
         self._open_writes: dict[int, list[tuple[bytes, bytearray, int]]] = {}
         self._memory: list[memoryview] = []
         self._lock = anyio.Lock()
+        self._unanswered: set[int] = set()
+        self._asked: deque[RequestReceived] = deque()  # whole requests whose turn has not come
+        self._is_advancing = False
+        self.is_over = False
+        self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self) -> None:
         """Serve until either side ends it."""
+        async with anyio.create_task_group() as self._tasks:
+            await self._serve()
+            self._tasks.cancel_scope.cancel()
+
+    def answer_later(self, event: RequestReceived, seconds: float) -> None:
+        """Give the right answer to `event` after some time, while others are taken and answered."""
+        assert self._tasks is not None
+        self._tasks.start_soon(self._answer_later, event, seconds)
+
+    async def _answer_later(self, event: RequestReceived, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        if self._is_open:
+            with contextlib.suppress(OSError):
+                await self.answer(event)
+                await self._advance()
+
+    @property
+    def _is_open(self) -> bool:
+        return self.connection.state in (State.OPEN, State.DRAINING, State.LEAVING)
+
+    async def _serve(self) -> None:
         connection = self.connection
         try:
             while True:
@@ -84,24 +129,38 @@ class Session:
                     connection.accept_payload(self._memory)
                 elif isinstance(event, RequestReceived):
                     await self._take(event)
-                elif isinstance(event, PeerClosed):
-                    return
+                else:
+                    if isinstance(event, NoticeReceived):
+                        self.notices.append(event.notice)
+                    return  # the client has gone, and perhaps said why
         except RemoteProtocolError as exc:
             self.gateway.violations.append(exc)
-            await self.transport.send([connection.error(exc.code, str(exc))])
+            await self.refuse(exc)
         except (OSError, EOFError):
             pass  # the client has gone
         finally:
+            self.is_over = True
+            self.gateway.leases.leave(self)
             self.transport.abort()
             with anyio.CancelScope(shield=True):
                 await self.transport.aclose()
 
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        """The last words to a client that broke the protocol, if it takes them."""
+        with anyio.move_on_after(FAREWELL_SECONDS), contextlib.suppress(OSError):
+            async with self._lock:
+                await self.transport.send([self.connection.error(violation.code, str(violation))])
+
     async def greet(self, event: HelloReceived) -> None:
-        """Answer HELLO: refuse a wrong token, tell the limits and the boot id."""
-        gateway = self.gateway
-        if gateway.token is not None and event.hello.token != gateway.token.encode():
-            await self.transport.send([self.connection.error(ErrorCode.UNAUTHENTICATED, "wrong token")])
-            return
+        """Answer HELLO: refuse what cannot be served, tell the limits and the boot id."""
+        gateway, hello = self.gateway, event.hello
+        if gateway.token is not None and not hmac.compare_digest(hello.token, gateway.token.encode()):
+            raise RemoteProtocolError("wrong token", ErrorCode.UNAUTHENTICATED)
+        if not hello.min_version <= VERSION <= hello.max_version:
+            raise RemoteProtocolError(f"version {VERSION} only", ErrorCode.UNSUPPORTED_VERSION)
+        if any(extension.tag & CRITICAL_EXTENSION for extension in hello.extensions):
+            raise RemoteProtocolError("a critical extension is unknown", ErrorCode.UNSUPPORTED_VERSION)
+        self.hello = hello
         welcome = Welcome(
             features=gateway.features,
             boot_id=gateway.boot_id,
@@ -114,22 +173,94 @@ class Session:
         if isinstance(event.message, Write):
             self._collect(event.request_id, event.message)
         self.requests.append(event)
-        if not event.is_final:
+        self._unanswered.add(event.request_id)
+        if event.is_final:
+            self._asked.append(event)
+            await self._advance()
+
+    async def _advance(self) -> None:
+        """Answer every request whose turn has come."""
+        if self._is_advancing:
             return
-        script = self.gateway.script
-        if script is None or not await script(self, event):
-            await self.answer(event)
+        self._is_advancing = True
+        try:
+            while (event := self._next_request()) is not None:
+                script = self.gateway.script
+                if script is None or not await script(self, event):
+                    await self.answer(event)
+        finally:
+            self._is_advancing = False
+
+    def _next_request(self) -> RequestReceived | None:
+        """The next in turn. A FENCE or GOODBYE waits for all before it, and what is behind it waits too."""
+        barriers = [each.request_id for each in self._asked if isinstance(each.message, (Fence, Goodbye))]
+        barrier = min(barriers, default=None)
+        for event in self._asked:
+            number = event.request_id
+            is_release = isinstance(event.message, Release)  # what is before it may wait for that very lease
+            if (
+                barrier is None
+                or number < barrier
+                or is_release
+                or number == barrier == min(self._unanswered)
+            ):
+                self._asked.remove(event)
+                return event
+        return None
 
     async def answer(self, event: RequestReceived) -> None:
         """The right answer to `event`, from the gateway's objects."""
         message = event.message
         if isinstance(message, Read):
             await self.answer_read(event.request_id, message)
+        elif isinstance(message, Delete):
+            await self._delete(event.request_id, message)
+        else:
+            reply = self._reply_to(event)
+            await self._send_statuses(event.request_id, reply)
+            if isinstance(reply, GoodbyeReply):
+                self.transport.abort()
+
+    async def _delete(self, request_id: int, message: Delete) -> None:
+        """What is not leased goes at once, the rest when it may; the answer waits for that, and for reads."""
+        objects = self.gateway.objects
+        gone: set[bytes] = set()
+
+        def take(subject: tuple[bytes, bytes]) -> None:
+            if not self.is_over and objects.pop(subject, None) is not None:
+                gone.add(subject[1])
+
+        claim = self.gateway.leases.claim([(message.namespace, key) for key in message.keys], take)
+        if claim.left or self.gateway.is_read(message.namespace, message.keys):
+            assert self._tasks is not None
+            self._tasks.start_soon(self._finish_delete, request_id, message, claim, gone)
+        else:
+            await self._finish_delete(request_id, message, claim, gone)
+
+    async def _finish_delete(self, request_id: int, message: Delete, claim: Claim, gone: set[bytes]) -> None:
+        await self.gateway.leases.wait(claim)
+        while self.gateway.is_read(message.namespace, message.keys):
+            await self.gateway.read_ended()
+        statuses = bytearray()
+        for key in message.keys:
+            statuses.append(ErrorCode.OK if key in gone else ErrorCode.NOT_FOUND)
+            gone.discard(key)
+        if self._is_open:
+            with contextlib.suppress(OSError):
+                await self._send_statuses(request_id, StatusReply(statuses=bytes(statuses)))
+                await self._advance()
+
+    async def _send_statuses(self, request_id: int, reply: Reply) -> None:
+        """A reply other than a READ's, in as many frames as the client's limit asks for."""
+        if not isinstance(reply, (StatusReply, ExistReply)):
+            await self.send_reply(request_id, reply)
             return
-        reply = self._reply_to(event)
-        await self.send_reply(event.request_id, reply)
-        if isinstance(reply, GoodbyeReply):
-            self.transport.abort()
+        head_bytes = _EXIST_HEAD_BYTES if isinstance(reply, ExistReply) else _REPLY_HEAD_BYTES
+        step = max(1, self.hello.max_body_bytes - head_bytes)
+        count = len(reply.statuses)
+        for first in range(0, max(1, count), step):
+            part = attrs.evolve(reply, first=first, statuses=reply.statuses[first : first + step])
+            await self.send_reply(request_id, part, is_final=first + step >= count)
 
     async def send_reply(
         self, request_id: int, reply: Reply, payload: Sequence[Part] = (), *, is_final: bool = True
@@ -137,6 +268,8 @@ class Session:
         """One frame of an answer, whole, whoever else is sending."""
         async with self._lock:
             raw = self.connection.reply(request_id, reply, is_final=is_final)
+            if is_final:
+                self._unanswered.discard(request_id)
             await self.transport.send([raw, *payload])
 
     async def send_goodbye(self) -> None:
@@ -151,18 +284,19 @@ class Session:
             await self.transport.send([self.connection.notice(credit)])
 
     def _reply_to(self, event: RequestReceived) -> Reply:
-        objects = self.gateway.objects
         match event.message:
-            case Exist(namespace=namespace, keys=keys):
-                return ExistReply(
-                    statuses=bytes((namespace, key) not in objects for key in keys)  # 0 OK, 1 NOT_FOUND
+            case Exist() as message:
+                return self._look_up(message)
+            case Release(lease_ids=lease_ids):
+                book = self.gateway.leases
+                return StatusReply(
+                    statuses=bytes(
+                        ErrorCode.OK if book.release(self, each) else ErrorCode.STALE_EPOCH
+                        for each in lease_ids
+                    )
                 )
             case Write():
                 return StatusReply(statuses=self._store(event.request_id, event.message.namespace))
-            case Delete(namespace=namespace, keys=keys):
-                return StatusReply(
-                    statuses=bytes(objects.pop((namespace, key), None) is None for key in keys)
-                )
             case Check(namespace=namespace, keys=keys):
                 return StatusReply(statuses=bytes(self._check(namespace, key) for key in keys))
             case Fence():
@@ -173,6 +307,21 @@ class Session:
                 return GoodbyeReply()
             case _:
                 return StatusReply(status=ErrorCode.REFUSED)
+
+    def _look_up(self, message: Exist) -> ExistReply:
+        gateway = self.gateway
+        subjects = [(message.namespace, key) for key in message.keys]
+        lease_ms = min(message.lease_ms, gateway.limits.max_lease_ms)
+        found = [
+            subject in gateway.objects and not (lease_ms and gateway.leases.is_claimed(subject))
+            for subject in subjects
+        ]
+        statuses = bytes(ErrorCode.OK if each else ErrorCode.NOT_FOUND for each in found)
+        if not lease_ms or not any(found):
+            return ExistReply(statuses=statuses)
+        held = [subject for subject, is_found in zip(subjects, found, strict=True) if is_found]
+        lease_id = gateway.leases.grant(self, held, lease_ms / 1000)
+        return ExistReply(statuses=statuses, lease_id=lease_id, lease_ms=lease_ms)
 
     def _collect(self, request_id: int, message: Write) -> None:
         rows = self._open_writes.setdefault(request_id, [])
@@ -208,41 +357,62 @@ class Session:
         return ErrorCode.CORRUPT
 
     async def answer_read(self, request_id: int, message: Read) -> None:
-        """Objects in frames of at most `frame_bytes`, the larger ones in several."""
-        limit = self.gateway.frame_bytes
-        rows: list[ReadItem] = []
-        payload: list[memoryview] = []
-        room = limit
-        for index, (key, capacity) in enumerate(zip(message.keys, message.capacities, strict=True)):
-            stored = self.gateway.objects.get((message.namespace, key))
+        """Objects in frames of at most `frame_bytes` and what the client takes; larger ones in several."""
+        names = [(message.namespace, key) for key in message.keys]
+        with self.gateway.reading(names) as found:
+            most_rows = max(1, (self.hello.max_body_bytes - _REPLY_HEAD_BYTES) // _READ_ITEM_BYTES)
+            rows: list[ReadItem] = []
+            payload: list[memoryview] = []
+            room = self._frame_bytes
+            for row, data in self._read_rows(message.capacities, names, found):
+                if len(rows) == most_rows or row.length > room:
+                    await self.send_reply(request_id, ReadReply(items=tuple(rows)), payload, is_final=False)
+                    rows, payload, room = [], [], self._frame_bytes
+                rows.append(row)
+                payload.append(data)
+                room -= row.length
+            await self.send_reply(request_id, ReadReply(items=tuple(rows)), payload)
+
+    @property
+    def _frame_bytes(self) -> int:
+        return min(self.gateway.frame_bytes, self.hello.max_payload_bytes)
+
+    def _read_rows(
+        self,
+        capacities: Sequence[int],
+        names: Sequence[tuple[bytes, bytes]],
+        found: Sequence[StoredObject | None],
+    ) -> Iterator[tuple[ReadItem, memoryview]]:
+        """Every row of the answer, with its bytes. Objects are cut so that frames are filled."""
+        room = limit = self._frame_bytes
+        nothing = memoryview(b"")
+        for index, (name, capacity, stored) in enumerate(zip(names, capacities, found, strict=True)):
             if stored is None:
-                rows.append(ReadItem(index=index, status=ErrorCode.NOT_FOUND))
+                yield ReadItem(index=index, status=ErrorCode.NOT_FOUND), nothing
                 continue
             size = len(stored.data)
-            if size > capacity:
-                rows.append(ReadItem(index=index, status=ErrorCode.TOO_LARGE, object_bytes=size))
+            if size > capacity or (size and not limit):
+                yield ReadItem(index=index, status=ErrorCode.TOO_LARGE, object_bytes=size), nothing
+                continue
+            if self._verifies and xxhash.xxh3_64_intdigest(stored.data) != stored.checksum:
+                self.gateway.objects.pop(name, None)
+                yield ReadItem(index=index, status=ErrorCode.CORRUPT), nothing
                 continue
             offset = 0
-            while True:
+            while offset < size or not size:
+                room = room or limit
                 length = min(room, size - offset)
-                rows.append(
-                    ReadItem(
-                        index=index, object_bytes=size, offset=offset, length=length, checksum=stored.checksum
-                    )
+                item = ReadItem(
+                    index=index, object_bytes=size, offset=offset, length=length, checksum=stored.checksum
                 )
-                payload.append(memoryview(stored.data)[offset : offset + length])
+                yield item, memoryview(stored.data)[offset : offset + length]
                 offset, room = offset + length, room - length
-                if not room:
-                    is_final = index + 1 == len(message.keys) and offset == size
-                    await self.send_reply(
-                        request_id, ReadReply(items=tuple(rows)), payload, is_final=is_final
-                    )
-                    if is_final:
-                        return
-                    rows, payload, room = [], [], limit
-                if offset == size:
+                if not size:
                     break
-        await self.send_reply(request_id, ReadReply(items=tuple(rows)), payload)
+
+    @property
+    def _verifies(self) -> bool:
+        return self.gateway.verifies and Feature.END_TO_END not in self.connection.features
 
 
 class MemoryGateway:
@@ -250,7 +420,9 @@ class MemoryGateway:
 
     Without `fragments` it says that it does not cut, and stores nothing above `max_command_bytes`.
 
+    `session_type` may be replaced by a class of its own, to misbehave where `script` is not asked;
     `make_pair` may be replaced to serve over something else than memory, `wrap` to put faults in between.
+    Without `verifies` it sends damaged objects as they are, to clients that do not ask for END_TO_END too.
     """
 
     def __init__(
@@ -260,19 +432,23 @@ class MemoryGateway:
         boot_id: bytes = bytes(16),
         token: str | None = None,
         fragments: bool = True,
+        features: Feature = ANNOUNCED,
+        verifies: bool = True,
         frame_bytes: int = 1 << 20,
         capacity_bytes: int = 1 << 20,
         chunk_bytes: int = 1 << 20,
     ) -> None:
         self.limits = Limits() if limits is None else limits
-        self.features = Feature.CREDITS | (Feature.FRAGMENTS if fragments else Feature.NONE)
         self.boot_id = boot_id
         self.token = token
+        self.features = features if fragments else features & ~Feature.FRAGMENTS
+        self.verifies = verifies
         self.frame_bytes = frame_bytes
         self.objects: dict[tuple[bytes, bytes], StoredObject] = {}
         self.sessions: list[Session] = []
         self.violations: list[RemoteProtocolError] = []
         self.script: Script | None = None
+        self.session_type = Session
         self.make_pair: Callable[[], tuple[Transport, Transport]] = lambda: memory_pair(
             capacity_bytes=capacity_bytes, chunk_bytes=chunk_bytes
         )
@@ -280,6 +456,9 @@ class MemoryGateway:
         self.is_down = False
         self.dials = 0
         self._tasks: anyio.abc.TaskGroup | None = None
+        self.leases = LeaseBook()
+        self._reads: Counter[tuple[bytes, bytes]] = Counter()
+        self._read_ended = anyio.Event()
 
     async def __aenter__(self) -> Self:
         self._life = self._live()
@@ -314,7 +493,7 @@ class MemoryGateway:
         if self.is_down:
             raise ConnectionRefusedError(f"{endpoint} is down")
         ours, theirs = self.make_pair()
-        session = Session(self, theirs)
+        session = self.session_type(self, theirs)
         self.sessions.append(session)
         assert self._tasks is not None, "use the gateway inside `async with`"
         self._tasks.start_soon(session.run)
@@ -324,6 +503,28 @@ class MemoryGateway:
         """Store an object without a client; another `checksum` makes it a damaged one."""
         right = xxhash.xxh3_64_intdigest(data)
         self.objects[namespace, key] = StoredObject(data, right if checksum is None else checksum)
+
+    @contextlib.contextmanager
+    def reading(self, names: Sequence[tuple[bytes, bytes]]) -> Iterator[list[StoredObject | None]]:
+        """The objects as they are now; within, whoever deletes one of them waits."""
+        found = [self.objects.get(name) for name in names]
+        read = [name for name, stored in zip(names, found, strict=True) if stored is not None]
+        self._reads.update(read)
+        try:
+            yield found
+        finally:
+            self._reads.subtract(read)
+            self._reads += Counter()  # forget the zeros
+            self._read_ended.set()
+            self._read_ended = anyio.Event()
+
+    def is_read(self, namespace: bytes, keys: Sequence[bytes]) -> bool:
+        """Whether any of these objects is being read."""
+        return any(self._reads[namespace, key] for key in keys)
+
+    async def read_ended(self) -> None:
+        """Wait until some READ has ended."""
+        await self._read_ended.wait()
 
     def cut(self) -> None:
         """Break every connection."""

@@ -9,9 +9,9 @@ import pytest
 
 from adp_client import Client, ClientConfig
 from adp_client.errors import ConnectFailed, LinkClosed, LinkRefused
-from adp_client.protocol.constants import ErrorCode
-from adp_client.protocol.messages import Goodbye, Read
-from adp_client.testing import MemoryGateway
+from adp_client.protocol.constants import CRITICAL_EXTENSION, ErrorCode
+from adp_client.protocol.messages import Extension, Goodbye, Read, Welcome
+from adp_client.testing import MemoryGateway, Session
 from client.support import ENDPOINT, NAMESPACE, QUICK, connected
 
 pytestmark = pytest.mark.anyio
@@ -162,6 +162,28 @@ async def test_a_wrong_token_fails_verbs_at_once_with_the_gateways_words():
                 await anyio.lowlevel.checkpoint()
             assert (await client.exist(NAMESPACE, [b"k"])).count_ok == 0
     assert "wrong" not in repr(config)
+
+
+class Demanding(Session):
+    """Its WELCOME has an extension that must not be skipped, and that nobody knows."""
+
+    async def greet(self, event) -> None:
+        extensions = (Extension(tag=CRITICAL_EXTENSION | 7, data=b""),)
+        welcome = Welcome(boot_id=bytes(16), limits=self.gateway.limits, extensions=extensions)
+        await self.transport.send([self.connection.accept(welcome)])
+
+
+async def test_a_critical_extension_that_is_unknown_refuses_the_handshake():
+    async with MemoryGateway() as gateway, Client(CONFIG, dial=gateway.dial) as client:
+        gateway.session_type = Demanding
+        while len(gateway.sessions) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert not client.is_connected
+        (said,) = gateway.sessions[0].notices
+        assert said.code is ErrorCode.UNSUPPORTED_VERSION
+        assert gateway.sessions[0].requests == []
+        gateway.session_type = Session
+        assert (await client.exist(NAMESPACE, [b"k"])).count_ok == 0
 
 
 async def test_a_draining_gateway_answers_what_was_sent_and_the_rest_goes_to_the_next_connection():

@@ -323,7 +323,7 @@ async def test_a_corrupt_object_is_a_status_a_counter_and_a_check_never_bytes():
 
 
 async def test_without_verification_the_caller_gets_what_there_is():
-    async with connected(verify_payloads=False) as (client, gateway):
+    async with connected(MemoryGateway(verifies=False), verify_payloads=False) as (client, gateway):
         gateway.put(NAMESPACE, b"evil", b"rot!", checksum=7)
         assert (await client.read(NAMESPACE, [b"evil"], [bytearray(4)])).is_all_ok
         assert client.stats().objects_corrupt == 0
