@@ -73,6 +73,7 @@ REFERENCE = (
     "adp_client.errors",
     "adp_client.protocol",
     "adp_client.testing",
+    "adp_client.testing.conformance",
     "adp_client.transport",
 )
 

@@ -11,6 +11,7 @@ MODULES = (
     "adp_client.errors",
     "adp_client.protocol",
     "adp_client.testing",
+    "adp_client.testing.conformance",
     "adp_client.transport",
 )
 

@@ -1,0 +1,802 @@
+"""Gateways that are wrong on purpose, each in one way: for every clause at least one that it must find."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import anyio
+import attrs
+import xxhash
+
+from adp_client.protocol.codec import decode_body, encode_body
+from adp_client.protocol.constants import ErrorCode, Feature, Flag, Opcode
+from adp_client.protocol.errors import RemoteProtocolError
+from adp_client.protocol.events import HelloReceived, RequestReceived
+from adp_client.protocol.frames import decode_header
+from adp_client.protocol.messages import (
+    Check,
+    Credit,
+    Delete,
+    Exist,
+    ExistReply,
+    Goodbye,
+    Limits,
+    Pong,
+    Read,
+    ReadItem,
+    Reply,
+    StatusReply,
+    Welcome,
+    Write,
+)
+from adp_client.testing import MemoryGateway, Session
+from adp_client.testing.conformance.frames import frame
+from adp_client.testing.gateway import StoredObject
+from adp_client.testing.leases import LeaseBook
+from adp_client.transport.base import Part, Transport
+
+TOKEN = "the right token"
+
+
+def checksum(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+# ---------------------------------------------------------------- violations
+
+
+class WrongCode(Session):
+    """Every violation is told with one code, a wrong one."""
+
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        await super().refuse(RemoteProtocolError(str(violation), ErrorCode.TIMED_OUT))
+
+
+class Wordless(Session):
+    """Closes without saying why."""
+
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        pass
+
+
+class Deaf(Session):
+    """Neither says anything of a violation, nor closes."""
+
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        await anyio.sleep_forever()
+
+
+class Lingering(Session):
+    """Says why, and does not close; nor when it is time for other reasons."""
+
+    def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
+        super().__init__(gateway, Unclosable(transport))
+
+
+class TakesOthersDown(Session):
+    """A violation ends every connection."""
+
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        await super().refuse(violation)
+        self.gateway.cut()
+
+
+class CarriesOn(Session):
+    """Does what stands behind a frame of 40 bytes that broke the protocol."""
+
+    async def refuse(self, violation: RemoteProtocolError) -> None:
+        raw = self.connection._buffer.unparsed[40:]
+        if len(raw) > 32:
+            header = decode_header(raw[:32])
+            message = decode_body(header.opcode, False, raw[32 : 32 + header.body_bytes])
+            data = bytes(raw[32 + header.body_bytes :])
+            self.gateway.put(message.namespace, message.keys[0], data)  # type: ignore[union-attr]
+        await super().refuse(violation)
+
+
+VIOLATIONS = (WrongCode, Wordless, Deaf, Lingering)
+
+
+# ---------------------------------------------------------------- streams
+
+
+@attrs.define
+class Unclosable:
+    """A transport that stays open."""
+
+    inner: Transport
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        return await self.inner.receive_some(buffers)
+
+    async def send(self, parts: Sequence[Part]) -> None:
+        await self.inner.send(parts)
+
+    def abort(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class WantsWholeHeaders(Unclosable):
+    """Ends when a header comes in pieces."""
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        count = await self.inner.receive_some(buffers)
+        if 0 < count < 32:
+            self.inner.abort()
+            return 0
+        return count
+
+
+class TakesOneFrame(Unclosable):
+    """Of what comes together, only the first frame is seen."""
+
+    async def receive_some(self, buffers: Sequence[memoryview]) -> int:
+        count = await self.inner.receive_some(buffers)
+        sizes = bytes(buffers[0][16:24])
+        first = 32 + int.from_bytes(sizes[:4], "little") + int.from_bytes(sizes[4:], "little")
+        return min(count, first) if count >= 32 else count
+
+
+def over(stream: Callable[[Transport], Any]) -> type[Session]:
+    """A session that sees its transport through `stream`."""
+
+    class Over(Session):
+        def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
+            super().__init__(gateway, stream(transport))
+
+    return Over
+
+
+# ---------------------------------------------------------------- handshake
+
+
+def greeting(**changes: Any) -> type[Session]:
+    """Its WELCOME has these fields, whatever is right."""
+
+    class Greeting(Session):
+        async def greet(self, event: HelloReceived) -> None:
+            self.hello = event.hello
+            fields = {"boot_id": bytes(16), "limits": self.gateway.limits, **changes}
+            self.connection.accept(Welcome(**fields))
+            body = encode_body(Welcome(**fields))
+            await self.transport.send([frame(Opcode.HELLO, body, request_id=0, flags=Flag.REPLY)])
+
+    return Greeting
+
+
+class OneVersionOnly(Session):
+    """Refuses who speaks later versions too."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        if event.hello.max_version > 1:
+            raise RemoteProtocolError("too modern", ErrorCode.UNSUPPORTED_VERSION)
+        await super().greet(event)
+
+
+class BeyondTheOffer(Session):
+    """Welcomes in a version that the client did not name, if it named several."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        if event.hello.max_version > 1:
+            later = Welcome(version=301, boot_id=bytes(16), limits=self.gateway.limits)
+            await self.transport.send([self.connection.accept(later)])
+        else:
+            await super().greet(event)
+
+
+class NoExtensions(Session):
+    """Refuses every extension."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        if event.hello.extensions:
+            raise RemoteProtocolError("what is this?", ErrorCode.UNSUPPORTED_VERSION)
+        await super().greet(event)
+
+
+class AnyToken(Session):
+    """Lets everybody in."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        hello = attrs.evolve(event.hello, token=TOKEN.encode())
+        await super().greet(HelloReceived(hello=hello))
+
+
+class LongTokens(Session):
+    """Looks at as many bytes of the token as it has itself."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        hello = attrs.evolve(event.hello, token=event.hello.token[: len(TOKEN)])
+        await super().greet(HelloReceived(hello=hello))
+
+
+class AnotherBootEachTime(Session):
+    """Says that it has been restarted, to every client."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        self.gateway.boot_id = os.urandom(16)
+        await super().greet(event)
+
+
+class AgreesToEverything(Session):
+    """Does what needs a feature also when it was not agreed on."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        await super().greet(event)
+        self.connection.features |= Feature.LEASES
+
+
+class IgnoresClientLimits(Session):
+    """Sends frames as large as it likes."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        await super().greet(event)
+        hello = attrs.evolve(self.hello, max_body_bytes=1 << 20, max_payload_bytes=16 << 20)
+        self.hello = self.connection._hello = hello
+
+
+# ---------------------------------------------------------------- objects
+
+
+class Folded(dict[tuple[bytes, bytes], StoredObject]):
+    """Objects whose names are changed on the way in and out."""
+
+    def __init__(self, fold: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        self.fold = fold
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(self.fold(*name))  # type: ignore[misc]
+
+    def __setitem__(self, name: tuple[bytes, bytes], value: StoredObject) -> None:
+        super().__setitem__(self.fold(*name), value)
+
+    def get(self, name: tuple[bytes, bytes], default: Any = None) -> Any:
+        return super().get(self.fold(*name), default)
+
+    def pop(self, name: tuple[bytes, bytes], default: Any = None) -> Any:
+        return super().pop(self.fold(*name), default)
+
+
+def folding(fold: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> Callable[[], MemoryGateway]:
+    def make() -> MemoryGateway:
+        gateway = MemoryGateway()
+        gateway.objects = Folded(fold)
+        return gateway
+
+    return make
+
+
+def changing(
+    change: Callable[[list[StoredObject | None]], list[StoredObject | None]],
+) -> Callable[[], MemoryGateway]:
+    """A gateway whose READs see `change` of what is stored."""
+
+    class Changing(MemoryGateway):
+        @contextlib.contextmanager
+        def reading(self, names: Sequence[tuple[bytes, bytes]]) -> Iterator[list[StoredObject | None]]:
+            with super().reading(names) as found:
+                yield change(found)
+
+    return Changing
+
+
+def each(
+    change: Callable[[StoredObject | None], StoredObject | None],
+) -> Callable[[list[StoredObject | None]], list[StoredObject | None]]:
+    return lambda found: [change(stored) for stored in found]
+
+
+def flip_large(stored: StoredObject | None) -> StoredObject | None:
+    if stored is None or len(stored.data) < 4097:
+        return stored
+    data = stored.data[:-1] + bytes([stored.data[-1] ^ 1])
+    return StoredObject(data, checksum(data))
+
+
+def swap_late(found: list[StoredObject | None]) -> list[StoredObject | None]:
+    if len(found) > 200:
+        found[199], found[200] = found[200], found[199]
+    return found
+
+
+def empty_if_absent(stored: StoredObject | None) -> StoredObject | None:
+    return StoredObject(b"", checksum(b"")) if stored is None else stored
+
+
+def absent_if_empty(stored: StoredObject | None) -> StoredObject | None:
+    return stored if stored is not None and stored.data else None
+
+
+class NoReads(MemoryGateway):
+    """Does not know what is being read."""
+
+    def is_read(self, namespace: bytes, keys: Sequence[bytes]) -> bool:
+        return False
+
+
+class EndlessReads(MemoryGateway):
+    """Takes a READ for under way for ever."""
+
+    @contextlib.contextmanager
+    def reading(self, names: Sequence[tuple[bytes, bytes]]) -> Iterator[list[StoredObject | None]]:
+        self._reads.update(names)
+        with super().reading(names) as found:
+            yield found
+
+
+class Uncut(MemoryGateway):
+    """Does not announce FRAGMENTS, and stores what it would have to cut."""
+
+    def __init__(self) -> None:
+        super().__init__(fragments=False)
+
+    @property
+    def largest_bytes(self) -> int:
+        return self.limits.max_object_bytes
+
+
+# ---------------------------------------------------------------- replies
+
+
+def replying(change: Callable[[RequestReceived, Reply], Reply]) -> type[Session]:
+    """Its replies, but for READ's and DELETE's, are changed."""
+
+    class Replying(Session):
+        def _reply_to(self, event: RequestReceived) -> Reply:
+            return change(event, super()._reply_to(event))
+
+    return Replying
+
+
+def exist_all(event: RequestReceived, reply: Reply) -> Reply:
+    return (
+        attrs.evolve(reply, statuses=bytes(len(reply.statuses))) if isinstance(reply, ExistReply) else reply
+    )
+
+
+def forget_late(event: RequestReceived, reply: Reply) -> Reply:
+    if not isinstance(reply, ExistReply):
+        return reply
+    return attrs.evolve(reply, statuses=reply.statuses[:1000].ljust(len(reply.statuses), b"\1"))
+
+
+def once_each(event: RequestReceived, reply: Reply) -> Reply:
+    if not isinstance(event.message, Exist) or not isinstance(reply, ExistReply):
+        return reply
+    seen: set[bytes] = set()
+    statuses = bytearray(reply.statuses)
+    for at, key in enumerate(event.message.keys):
+        if key in seen:
+            statuses[at] = ErrorCode.NOT_FOUND
+        seen.add(key)
+    return attrs.evolve(reply, statuses=bytes(statuses))
+
+
+def short_nonce(event: RequestReceived, reply: Reply) -> Reply:
+    return Pong(nonce=reply.nonce & 0xFFFFFFFF) if isinstance(reply, Pong) else reply
+
+
+def check_all(event: RequestReceived, reply: Reply) -> Reply:
+    is_check = isinstance(event.message, Check) and isinstance(reply, StatusReply)
+    return StatusReply(statuses=bytes(len(event.message.keys))) if is_check else reply  # type: ignore[union-attr]
+
+
+class CheckDrops(Session):
+    """CHECK is the end of what it looks at."""
+
+    def _check(self, namespace: bytes, key: bytes) -> ErrorCode:
+        code = super()._check(namespace, key)
+        self.gateway.objects.pop((namespace, key), None)
+        return code
+
+
+class NoSizes(Session):
+    """TOO_LARGE without saying how large."""
+
+    def _read_rows(self, *args: Any) -> Iterator[tuple[ReadItem, memoryview]]:
+        for item, data in super()._read_rows(*args):
+            is_too_large = item.status is ErrorCode.TOO_LARGE
+            yield (attrs.evolve(item, object_bytes=0) if is_too_large else item), data
+
+
+class OneByteShort(Session):
+    """Wants a byte more than it needs."""
+
+    def _read_rows(self, capacities: Sequence[int], *args: Any) -> Iterator[tuple[ReadItem, memoryview]]:
+        return super()._read_rows([capacity - 1 for capacity in capacities], *args)
+
+
+# ---------------------------------------------------------------- WRITE
+
+
+class Trusting(Session):
+    """Believes every checksum."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        rows = self._open_writes[request_id]
+        self._open_writes[request_id] = [(key, data, checksum(data)) for key, data, _ in rows]
+        return super()._store(request_id, namespace)
+
+
+class StoresAndComplains(Session):
+    """Says CORRUPT, rightly, and stores it all the same."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        for key, data, _ in self._open_writes[request_id]:
+            self.gateway.put(namespace, key, bytes(data))
+        return super()._store(request_id, namespace)
+
+
+class StoresNothing(Session):
+    """Says OK, and that is all."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        return bytes(len(self._open_writes.pop(request_id)))
+
+
+class KeepsTails(Session):
+    """Writes over what is there, without cutting it."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        before = dict(self.gateway.objects)
+        statuses = super()._store(request_id, namespace)
+        for name, old in before.items():
+            new = self.gateway.objects[name].data
+            self.gateway.put(*name, new + old.data[len(new) :])
+        return statuses
+
+
+class LosesContinuations(Session):
+    """Keeps the first frame of an object."""
+
+    def _collect(self, request_id: int, message: Write) -> None:
+        super()._collect(request_id, message)
+        for item in message.items:
+            if item.offset:
+                key, data, wanted = self._open_writes[request_id][-1]
+                self._open_writes[request_id][-1] = (key, data[:1], wanted)
+
+
+class MixesWrites(Session):
+    """What continues an object continues the object that was begun last, in whichever request."""
+
+    def _collect(self, request_id: int, message: Write) -> None:
+        if message.items[0].offset:
+            self._open_writes[max(self._open_writes)][-1][1].extend(self._memory[0])
+            self._memory = []
+        else:
+            super()._collect(request_id, message)
+
+
+class Eager(Session):
+    """What has come of an object is there."""
+
+    def _collect(self, request_id: int, message: Write) -> None:
+        super()._collect(request_id, message)
+        for key, data, _ in self._open_writes[request_id]:
+            self.gateway.put(message.namespace, key, bytes(data))
+
+
+class ClearsFirst(Session):
+    """Drops what is there when a WRITE of it begins."""
+
+    def _collect(self, request_id: int, message: Write) -> None:
+        super()._collect(request_id, message)
+        for key in message.keys:
+            self.gateway.objects.pop((message.namespace, key), None)
+
+
+class KeepsHalf(Session):
+    """Stores what has come when the connection ends."""
+
+    namespace = b""
+
+    def _collect(self, request_id: int, message: Write) -> None:
+        super()._collect(request_id, message)
+        self.namespace = message.namespace
+
+    async def _serve(self) -> None:
+        try:
+            await super()._serve()
+        finally:
+            for key, data, _ in itertools.chain(*self._open_writes.values()):
+                self.gateway.put(self.namespace, key, bytes(data))
+
+
+class OneOfEach(Session):
+    """Refuses a key that stands twice."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        names = [key for key, _, _ in self._open_writes[request_id]]
+        statuses = super()._store(request_id, namespace)
+        is_again = [name in names[:at] for at, name in enumerate(names)]
+        return bytes(
+            ErrorCode.REFUSED if again else status for again, status in zip(is_again, statuses, strict=True)
+        )
+
+
+# ---------------------------------------------------------------- order
+
+
+class DeleteLies(Session):
+    """Says OK to DELETE, and keeps everything."""
+
+    async def answer(self, event: RequestReceived) -> None:
+        before = dict(self.gateway.objects)
+        await super().answer(event)
+        if isinstance(event.message, Delete):
+            self.gateway.objects.update(before)
+
+
+class OneAtATime(Session):
+    """Answers nothing while a WRITE is open."""
+
+    def _next_request(self) -> RequestReceived | None:
+        asked = {each.request_id for each in self._asked}
+        return None if set(self._open_writes) - asked else super()._next_request()
+
+
+class NoBarriers(Session):
+    """Answers FENCE and GOODBYE at once, and READ and WRITE later."""
+
+    def _next_request(self) -> RequestReceived | None:
+        return self._asked.popleft() if self._asked else None
+
+    async def answer(self, event: RequestReceived) -> None:
+        if isinstance(event.message, Goodbye):
+            self._unanswered.discard(event.request_id)
+            raw = frame(Opcode.GOODBYE, request_id=event.request_id, flags=Flag.REPLY)
+            await self.transport.send([raw])
+        elif isinstance(event.message, (Read, Write)) and event not in self._delayed:
+            self._delayed.append(event)
+            self.answer_later(event, 0.05)
+        else:
+            await super().answer(event)
+
+    def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
+        super().__init__(gateway, transport)
+        self._delayed: list[RequestReceived] = []
+
+
+class UnboundedWindow(Session):
+    """Takes whatever comes."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        await super().greet(event)
+        self.connection._window.resize(1 << 30, 1 << 62)
+
+
+class LeakingWindow(Session):
+    """Never forgets a request."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        await super().greet(event)
+        self.connection._window.close = lambda cost_bytes: None  # type: ignore[method-assign]
+
+
+class TooMuchCredit(Session):
+    """Gives more than WELCOME promised."""
+
+    more = 1
+
+    async def send_reply(self, *args: Any, **options: Any) -> None:
+        await super().send_reply(*args, **options)
+        if Feature.CREDITS in self.connection.features:
+            credit = Credit(requests=self.gateway.limits.max_requests + self.more, inflight_bytes=1 << 20)
+            await self.transport.send([frame(Opcode.CREDIT, encode_body(credit), request_id=0)])
+
+
+class NoCredit(TooMuchCredit):
+    """Leaves no room for anything, for ever."""
+
+    more = -Limits().max_requests
+
+
+# ---------------------------------------------------------------- leases
+
+
+class NeverGrants(Session):
+    """Takes the question for one without a lease."""
+
+    def _look_up(self, message: Exist) -> ExistReply:
+        return super()._look_up(attrs.evolve(message, lease_ms=0))
+
+
+class GrantsForEver(Session):
+    """Grants what is asked for, whatever its maximum."""
+
+    def _look_up(self, message: Exist) -> ExistReply:
+        return attrs.evolve(super()._look_up(message), lease_ms=message.lease_ms)
+
+
+class OneForAll(LeaseBook):
+    """Every lease has one id."""
+
+    def grant(self, *args: Any) -> int:
+        self._last_id = 0
+        return super().grant(*args)
+
+
+class ReleasesAnything(LeaseBook):
+    """Says OK to every RELEASE."""
+
+    def release(self, owner: object, lease_id: int) -> bool:
+        super().release(owner, lease_id)
+        return True
+
+
+class ForAnybody(LeaseBook):
+    """Lets others release a lease."""
+
+    def release(self, owner: object, lease_id: int) -> bool:
+        lease = self._leases.get(lease_id)
+        return super().release(lease.owner if lease is not None else owner, lease_id)
+
+
+class HoldsNothing(LeaseBook):
+    """Grants leases that mean nothing."""
+
+    def is_held(self, subject: tuple[bytes, bytes]) -> bool:
+        return False
+
+
+class OutlivesConnections(LeaseBook):
+    """Keeps leases whose connection has ended."""
+
+    def leave(self, owner: object) -> None:
+        pass
+
+
+class NeverRunsOut(LeaseBook):
+    """Leases end when they are released."""
+
+    def grant(self, owner: object, subjects: Any, seconds: float) -> int:
+        return super().grant(owner, subjects, seconds + 1e6)
+
+
+def with_book(book: type[LeaseBook]) -> Callable[[], MemoryGateway]:
+    def make() -> MemoryGateway:
+        gateway = MemoryGateway()
+        gateway.leases = book()
+        return gateway
+
+    make.__name__ = book.__name__
+    return make
+
+
+# ---------------------------------------------------------------- which clause finds which
+
+
+def with_session(session_type: type[Session], **settings: Any) -> Callable[[], MemoryGateway]:
+    def make() -> MemoryGateway:
+        gateway = MemoryGateway(token=TOKEN, **settings)
+        gateway.session_type = session_type
+        return gateway
+
+    make.__name__ = session_type.__name__
+    return make
+
+
+Make = Callable[[], MemoryGateway]
+
+_VIOLATION_CLAUSES = (
+    *(
+        "3.1-magic",
+        "3.1-other-protocol",
+        "3.1-version",
+        "3.1-header-checksum",
+        "3.1-opcode",
+        "3.1-body-limit",
+    ),
+    *("3.1-payload-limit", "3.1-body-checksum", "3.1-order-of-checks", "3.1-body-too-short"),
+    *("3.1-body-too-long", "3.1-reserved", "3.1-payload-size", "3.1-payload-where-none-belongs", "3.2-flags"),
+    *("3.2-more", "3.2-reply", "3.3-id-twice", "3.3-id-zero", "4.1-hello-first", "4.1-hello-twice"),
+    *("4.1-hello-size", "4.1-hello-id", "4.2-no-version", "4.2-versions-reversed", "4.3-hello-malformed"),
+    *(
+        "4.4-extension-critical",
+        "4.4-extension-malformed",
+        "4.4-lease-not-agreed",
+        "4.4-not-agreed",
+        "8-token",
+    ),
+    *("5.1-no-keys", "5.1-count", "5.1-argument", "5.1-too-many-items", "5.1-key-width", "5.5-too-large"),
+    *("5.5-continues-nothing", "5.5-unfinished", "5.11-reason", "7.4-requests", "7.4-bytes"),
+)
+
+
+#: clause id -> gateways that it must fail
+MUTANTS: Mapping[str, Sequence[Make]] = {
+    "3.1-bytes-one-by-one": [with_session(over(WantsWholeHeaders))],
+    "3.1-frames-together": [with_session(over(TakesOneFrame))],
+    "3.2-frames-alternate": [with_session(MixesWrites), with_session(OneAtATime)],
+    "7.3-others-go-on": [with_session(TakesOthersDown), with_session(KeepsHalf)],
+    "7.3-nothing-after": [with_session(CarriesOn)],
+    "4.2-version-in-range": [with_session(OneVersionOnly), with_session(BeyondTheOffer)],
+    "4.3-limits": [
+        with_session(Session, limits=limits)
+        for limits in (
+            Limits(max_items=0),
+            Limits(max_key_bytes=0),
+            Limits(max_key_bytes=129),
+            Limits(max_body_bytes=100),
+            Limits(max_inflight_bytes=1 << 20),
+        )
+    ],
+    "4.3-boot-id": [with_session(AnotherBootEachTime)],
+    "4.4-features": [with_session(greeting(features=Feature.FRAGMENTS))],
+    "4.4-unknown-features": [with_session(greeting(features=Feature.FRAGMENTS))],
+    "4.4-extension-skipped": [with_session(NoExtensions)],
+    "10-full": [with_session(Session)],
+    "5.1-narrow-and-wide-keys": [
+        folding(lambda namespace, key: (namespace, key[:0] if len(key) > 64 else key))
+    ],
+    "5.1-opaque-keys": [
+        folding(lambda namespace, key: (namespace, key.lower())),
+        folding(lambda namespace, key: (namespace, key.rstrip(b"\0"))),
+    ],
+    "5.1-namespaces": [
+        folding(lambda namespace, key: (b"", key)),
+        folding(lambda namespace, key: (namespace[:31], key)),
+    ],
+    "5.1-twice": [with_session(replying(once_each))],
+    "5.3-exist": [with_session(replying(exist_all))],
+    "5.3-exist-many": [with_session(replying(forget_late))],
+    "5.2-small-frames": [with_session(IgnoresClientLimits)],
+    "5.4-exact": [
+        changing(each(flip_large)),
+        changing(each(lambda stored: stored and StoredObject(stored.data, stored.checksum ^ 1))),
+    ],
+    "5.4-not-found": [changing(each(empty_if_absent))],
+    "5.4-empty": [changing(each(absent_if_empty))],
+    "5.4-too-large": [with_session(NoSizes), with_session(OneByteShort)],
+    "5.4-small-frames": [with_session(IgnoresClientLimits)],
+    "5.4-many": [changing(swap_late)],
+    "5.5-overwrite": [with_session(KeepsTails)],
+    "5.5-corrupt": [with_session(Trusting), with_session(StoresAndComplains)],
+    "5.5-corrupt-over-another": [with_session(StoresAndComplains)],
+    "5.5-frames": [with_session(LosesContinuations)],
+    "5.5-invisible": [with_session(Eager)],
+    "5.5-old-until-complete": [with_session(Eager), with_session(ClearsFirst)],
+    "5.5-cut": [with_session(KeepsHalf)],
+    "4.4-no-fragments": [Uncut],
+    "5.5-twice-in-one": [with_session(OneOfEach)],
+    "5.9-effects": [with_session(StoresNothing), with_session(DeleteLies)],
+    "5.6-delete": [with_session(DeleteLies)],
+    "5.6-waits-for-reads": [NoReads],
+    "5.6-reader-lost": [EndlessReads],
+    "5.7-check": [with_session(replying(check_all)), with_session(CheckDrops)],
+    "5.8-fence": [with_session(NoBarriers)],
+    "5.8-fence-waits": [with_session(NoBarriers)],
+    "5.9-side-by-side": [with_session(OneAtATime)],
+    "5.10-ping": [with_session(replying(short_nonce))],
+    "5.11-goodbye": [with_session(NoBarriers), with_session(Lingering)],
+    "5.11-error": [with_session(Lingering)],
+    "7.4-freed": [with_session(LeakingWindow)],
+    "5.3-lease": [with_session(NeverGrants), with_session(GrantsForEver)],
+    "5.12-release": [with_book(OneForAll), with_book(ReleasesAnything)],
+    "5.12-release-foreign": [with_book(ForAnybody), with_book(ReleasesAnything)],
+    "5.3-lease-holds": [with_book(HoldsNothing)],
+    "5.3-lease-ends-with-connection": [with_book(OutlivesConnections)],
+    "5.3-lease-runs-out": [with_book(NeverRunsOut)],
+    "5.12-credit": [
+        with_session(TooMuchCredit, features=Feature.FRAGMENTS | Feature.CREDITS),
+        with_session(NoCredit, features=Feature.FRAGMENTS | Feature.CREDITS),
+    ],
+} | {
+    clause: [with_session(mutant) for mutant in VIOLATIONS] + more
+    for clause, more in {
+        **{clause: [] for clause in _VIOLATION_CLAUSES},
+        "4.2-no-version": [with_session(greeting())],
+        "4.4-extension-critical": [with_session(greeting())],
+        "4.4-lease-not-agreed": [with_session(AgreesToEverything)],
+        "4.4-not-agreed": [with_session(AgreesToEverything)],
+        "7.4-requests": [with_session(UnboundedWindow)],
+        "7.4-bytes": [with_session(UnboundedWindow)],
+        "8-token": [with_session(AnyToken), with_session(LongTokens)],
+    }.items()
+}
