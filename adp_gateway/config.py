@@ -10,6 +10,7 @@ from attrs.validators import ge, in_, min_len
 
 from adp_client.transport.endpoints import Endpoint, TLSEndpoint
 from adp_gateway.store.format import UNIT_BYTES
+from adp_gateway.store.quotas import Account
 
 MIB = 1 << 20
 SMALLEST_SEGMENT_BYTES = 64 << 10
@@ -47,6 +48,7 @@ class StoreConfig:
     max_command_bytes: the longest read or write the device is asked for; larger objects go in several.
     max_object_bytes: larger puts are refused.
     io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
+    accounts: whose namespaces are counted, and up to which quota.
     durability: "relaxed": acknowledged objects survive the death of the process. "durable": also a power cut,
         at the price of two device syncs for a put.
     """
@@ -66,6 +68,7 @@ class StoreConfig:
     durability: Literal["relaxed", "durable"] = attrs.field(
         default="relaxed", validator=in_(("relaxed", "durable"))
     )
+    accounts: tuple[Account, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         if self.capacity_bytes is not None and self.segment_bytes is not None:
