@@ -100,7 +100,10 @@ def _structure_attrs(converter: Converter, value: Any, cls: Any) -> Any:
                 field.validator(None, field, found[name])
         except (ValueError, TypeError, BaseValidationError) as exc:
             # What a repr must not show, no problem may show: both end up in logs.
-            fail(exc if field.repr else _Problem("not of the right kind (it is not shown)"), name, field.type)
+            is_told = field.repr or not any(
+                text in str(exc) for text in (_shown(value[name]), str(value[name]))
+            )
+            fail(exc if is_told else _Problem("not of the right kind (it is not shown)"), name, field.type)
     if errors:
         raise _group(errors, cls)
     made = cls(**found)
