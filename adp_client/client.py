@@ -19,7 +19,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -172,7 +172,7 @@ class Client:
             return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
 
     async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
-        """Read object i into `buffers[i]` (writable, contiguous; a larger one gets a prefix).
+        """Read object i into `buffers[i]` (writable, contiguous, apart; a larger one gets a prefix).
 
         An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
         CORRUPT. After either, and after any error, the content of the buffers is undefined.
@@ -342,5 +342,7 @@ class Client:
 
 
 def _same_count(keys: Sequence[bytes], memory: Sequence[object]) -> None:
+    if not isinstance(memory, Collection) or isinstance(memory, (str, bytes, bytearray, memoryview)):
+        raise LocalProtocolError(f"memory is given as a list of buffers, not as {type(memory).__name__}")
     if len(keys) != len(memory):
         raise LocalProtocolError(f"{len(keys)} keys and {len(memory)} buffers")

@@ -5,6 +5,7 @@ gateway that is there now; replies are taken as they come, in parts and in any o
 call drives it (`client`); the reader only notes results and wakes that task.
 """
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 
 import anyio
@@ -170,6 +171,7 @@ class ReadOperation(Operation):
     ) -> None:
         super().__init__(namespace, keys)
         self.views = [writable_view(buffer) for buffer in buffers]
+        check_apart(self.views)
         self.lengths = [0] * len(keys)
         self.checksums = [0] * len(keys)
         self.damaged: list[int] = []
@@ -320,19 +322,41 @@ class WriteOperation(Operation):
 
 def writable_view(buffer: Buffer) -> memoryview:
     """`buffer` as bytes to fill. Raises LocalProtocolError if it cannot be."""
-    view = memoryview(buffer)
-    if view.readonly or not view.c_contiguous:
-        raise LocalProtocolError("memory to read into must be writable and contiguous")
-    return view.cast("B")
+    view = _view(buffer, "read into")
+    if view.readonly:
+        raise LocalProtocolError("memory to read into must be writable")
+    return view
 
 
 def readable_views(payload: Buffer | Sequence[Buffer]) -> list[memoryview]:
     """The pieces of one object as bytes, empty ones left out."""
     pieces: Sequence[Buffer] = payload if isinstance(payload, (list, tuple)) else [payload]  # type: ignore[list-item]
-    views = [memoryview(piece) for piece in pieces]
-    if not all(view.c_contiguous for view in views):
-        raise LocalProtocolError("memory to write from must be contiguous")
-    return [view.cast("B") for view in views if view.nbytes]
+    views = [_view(piece, "write from") for piece in pieces]
+    return [view for view in views if view.nbytes]
+
+
+def _view(buffer: Buffer, use: str) -> memoryview:
+    """`buffer` as bytes, whatever it was made of. Raises LocalProtocolError if that is not possible."""
+    try:
+        view = memoryview(buffer)
+        if not view.c_contiguous:
+            raise LocalProtocolError(f"memory to {use} must be contiguous")
+        return view.cast("B")
+    except (TypeError, ValueError) as exc:  # not a buffer; a released one; a format that Python cannot cast
+        raise LocalProtocolError(f"cannot {use} {type(buffer).__name__}: {exc}") from None
+
+
+def check_apart(views: Sequence[memoryview]) -> None:
+    """Raise LocalProtocolError if two of `views`, all writable, share a byte: two objects would land there
+    and both be called whole."""
+    begins = sorted(
+        (ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view)) for view in views if len(view)
+    )
+    end = 0
+    for begin, length in begins:
+        if begin < end:
+            raise LocalProtocolError("two buffers of one READ overlap")
+        end = begin + length
 
 
 def slice_views(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
