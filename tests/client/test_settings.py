@@ -140,6 +140,33 @@ def test_a_value_is_shown_as_far_as_a_person_reads_it():
 
 
 @pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Timeouts(exist_seconds="2"), "exist_seconds must be a number, not '2'"),
+        (lambda: Timeouts(request_seconds=True), "request_seconds must be a number, not True"),
+        (lambda: Timeouts(connect_seconds=None), "connect_seconds must be a number, not None"),
+        (lambda: Timeouts(connect_seconds=float("nan")), "connect_seconds"),
+        (lambda: BackoffConfig(jitter="half"), "jitter must be a number, not 'half'"),
+        (lambda: BackoffConfig(factor=False), "factor must be a number, not False"),
+        (lambda: BackoffConfig(initial_seconds=9), "cap_seconds is less than initial_seconds"),
+        (lambda: ClientConfig(endpoint=b"tcp://h:1"), "endpoint must be text, not b'tcp://h:1'"),
+        (
+            lambda: ClientConfig(endpoint="tcp://h:1", token=b"secret"),
+            "token must be text or None, not bytes",
+        ),
+        (lambda: ClientConfig(endpoint="tcp://h:1", token="s" * 40_000), "token must have at most 32768"),
+        (lambda: ClientConfig(endpoint="tcp://h:1", timeouts={"exist_seconds": 1}), "Timeouts"),
+        (lambda: ClientConfig(endpoint="tcp://h:1", backoff=None), "BackoffConfig"),
+        (lambda: ClientConfig(endpoint="tcp://h:1", verify_payloads="no"), "bool"),
+    ],
+)
+def test_a_config_made_by_hand_is_checked_too(make, words):
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
+        make()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "endpoint"),
     [
         ("tcp://127.0.0.1:7171", TCPEndpoint(host="127.0.0.1", port=7171)),
