@@ -105,10 +105,6 @@ class ClientConfig:
         """What is wrong between fields."""
         return tls_problems(self.endpoint, self.tls)
 
-    def __attrs_post_init__(self) -> None:
-        if problems := self.problems():
-            raise ValueError("; ".join(problems))
-
 
 def tls_problems(endpoint: str, tls: TLSConfig | None) -> list[str]:
     """Settings of TLS that would not be used: somebody believes that the connection is safe."""
