@@ -10,8 +10,9 @@ what its device takes at once they are cut, by the gateway or, if it says that i
 (`fragmenting`); either way an object is whole or absent.
 
 Your memory: from the moment a verb returns or raises, cancellation included, the buffers that it was given
-are yours; nobody reads or writes them any more. A cancelled READ or WRITE may take up to
-`Timeouts.release_seconds` to raise, if a transfer is inside that memory; then the connection is cut instead.
+are yours; nobody reads or writes them any more, and nobody keeps a view of them (a `bytearray` can be
+resized). A cancelled READ or WRITE may take up to `Timeouts.release_seconds` to raise, if a transfer is
+inside that memory; then the connection is cut instead.
 """
 
 import functools
@@ -257,6 +258,7 @@ class Client:
                     await self._submit(operation, epoch, requests, call.deadline)
                     while operation.pending_count:
                         await operation.changed()
+                    await epoch.release(operation)
                 except BaseException:
                     await epoch.abandon(operation)
                     raise

@@ -171,7 +171,11 @@ class ReadOperation(Operation):
     ) -> None:
         super().__init__(namespace, keys)
         self.views = [writable_view(buffer) for buffer in buffers]
-        check_apart(self.views)
+        try:
+            check_apart(self.views)
+        except LocalProtocolError:
+            self.let_go()
+            raise
         self.lengths = [0] * len(keys)
         self.checksums = [0] * len(keys)
         self.damaged: list[int] = []
@@ -261,6 +265,10 @@ class WriteOperation(Operation):
         self.pieces = [readable_views(payload) for payload in payloads]
         self.sizes = [sum(map(len, pieces)) for pieces in self.pieces]
         self.checksums: list[int | None] = [None] * len(keys)
+
+    def let_go(self) -> None:
+        """See Operation."""
+        self.pieces.clear()
 
     def refuse_oversized(self, limits: Limits) -> None:
         """Objects that this gateway cannot hold are TOO_LARGE without asking."""
