@@ -14,6 +14,7 @@ and cancels the three tasks. Their task group therefore only ever raises bugs. W
 request that is still open is told LOST (or EXPIRED), so nobody waits for an epoch that is over.
 """
 
+import contextlib
 from collections import deque
 
 import anyio
@@ -53,7 +54,7 @@ from .transport.base import Part, Transport
 
 RECEIVE_BYTES = 64 << 20
 
-LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before
+LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before; for ours, too
 
 MAX_PASSED_OVER = 8  # requests that may overtake the oldest write; then it is next, whatever its size
 
@@ -101,6 +102,8 @@ class Epoch:
         self._ping_id: int | None = None
         self._wants_ping = False
         self._goodbye: Goodbye | None = None
+        self._violation: RemoteProtocolError | None = None  # by the gateway; it is told, and that is all
+        self._has_spoken = anyio.Event()
         self._work = anyio.Event()
         self._time = anyio.Event()
         self._memory = anyio.Event()
@@ -145,6 +148,8 @@ class Epoch:
 
     async def release(self, operation: Operation) -> None:
         """The caller has its answer: return once its memory is let go of. Bounded, as `abandon` is."""
+        if operation not in (self._landing, self._sending):
+            return
         with anyio.move_on_after(self._timeouts.release_seconds):
             await self._untouched(operation)
             return
@@ -214,10 +219,20 @@ class Epoch:
                 else:
                     self._handle(event)
         except RemoteProtocolError as exc:
+            _forget_frames(exc)
+            await self._complain(exc)
             self.end(f"the gateway broke the protocol: {exc}", exc)
         except (OSError, EOFError) as exc:
             _forget_frames(exc)
             self.end(f"connection lost: {exc}", exc)
+
+    async def _complain(self, violation: RemoteProtocolError) -> None:
+        """Have the writer say why this side closes, if it gets to it soon."""
+        self.is_open = False
+        self._violation = violation
+        self._work.set()
+        with anyio.move_on_after(LAST_WORDS_SECONDS):
+            await self._has_spoken.wait()
 
     def _heard(self, count: int) -> None:
         self._heard_at = anyio.current_time()
@@ -332,6 +347,9 @@ class Epoch:
     async def _write(self) -> None:
         try:
             while self.ending is None:
+                if self._violation is not None:
+                    await self._send_error(self._violation)
+                    return
                 has_room = self._connection.fits(0)
                 if self._wants_ping and has_room:
                     await self._send_ping()
@@ -344,6 +362,7 @@ class Epoch:
                     await self._work.wait()
         except OSError as exc:
             _forget_frames(exc)
+            self._has_spoken.set()  # it cannot any more
             # The gateway may have said why before it closed: let the reader come to it.
             with anyio.move_on_after(LAST_WORDS_SECONDS):
                 await anyio.sleep_forever()
@@ -398,7 +417,7 @@ class Epoch:
                 self._stats.bytes_written += payload_bytes
         except LocalProtocolError as exc:
             if pending.was_sent:
-                self.end("the gateway is leaving")  # it said so between two frames of this request
+                return  # between two frames the gateway ended the connection; the reader deals with that
             pending.error = exc
             pending.finish(Outcome.UNSAYABLE)
         pending.frames = ()
@@ -411,6 +430,11 @@ class Epoch:
         except BaseException:
             parts.clear()  # as in `_receive_rest`
             raise
+
+    async def _send_error(self, violation: RemoteProtocolError) -> None:
+        with contextlib.suppress(LocalProtocolError):  # above the limits that it has told: so be it
+            await self._transport.send([self._connection.error(violation.code, str(violation))])
+        self._has_spoken.set()
 
     async def _send_ping(self) -> None:
         self._wants_ping = False

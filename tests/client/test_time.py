@@ -9,6 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
+from adp_client.epoch import LAST_WORDS_SECONDS
 from adp_client.errors import ConnectFailed, LinkClosed, LinkLost, LocalProtocolError, RequestTimeout
 from adp_client.operations import VectorOperation
 from adp_client.pending import Outcome
@@ -288,6 +289,28 @@ async def test_b28_a_write_that_is_stuck_in_the_socket_costs_the_connection_not_
             assert (await client.write(NAMESPACE, [b"whole"], [pattern(2, 8000)])).is_all_ok
         assert gateway.objects[NAMESPACE, b"whole"].data == pattern(2, 8000)
         assert (NAMESPACE, b"torn") not in gateway.objects
+        assert len(gateway.sessions) == 2
+
+
+async def test_complaining_to_a_gateway_that_does_not_read_is_bounded():
+    """It breaks the protocol while a WRITE is stuck on its way to it: nobody waits for long."""
+    async with connected(MemoryGateway(capacity_bytes=1000), timeouts=TIMES) as (client, gateway):
+
+        async def script(session, request) -> bool:
+            if session is not gateway.sessions[0]:
+                return False
+            await anyio.wait_all_tasks_blocked()  # the WRITE has filled the pipe
+            await session.transport.send([bytes(64)])
+            await anyio.sleep_forever()
+            return True
+
+        gateway.script = script
+        begun = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.exist, NAMESPACE, [b"k"])
+            await anyio.wait_all_tasks_blocked()
+            assert (await client.write(NAMESPACE, [b"w"], [bytes(8000)])).is_all_ok
+        assert anyio.current_time() - begun < LAST_WORDS_SECONDS + 0.1
         assert len(gateway.sessions) == 2
 
 
