@@ -41,6 +41,7 @@ from .operations import (
     ControlOperation,
     GatewayChanged,
     Operation,
+    SimpleOperation,
     VectorOperation,
     WriteOperation,
 )
@@ -244,7 +245,7 @@ class Client:
             call.hold()
         return way
 
-    async def _perform(self, operation: Operation, call: Call) -> None:
+    async def _perform(self, operation: SimpleOperation | WriteOperation, call: Call) -> None:
         """Drive `operation` to its end, within the time of `call`."""
         link = self._here()
         try:
@@ -267,10 +268,14 @@ class Client:
             operation.let_go()
 
     async def _submit(
-        self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float
+        self,
+        operation: SimpleOperation | WriteOperation,
+        epoch: Epoch,
+        requests: list[Pending],
+        deadline: float,
     ) -> None:
         limits = epoch.limits
-        if not isinstance(operation, WriteOperation):
+        if isinstance(operation, SimpleOperation):
             for pending in operation.requests(limits):
                 pending.deadline = deadline
                 requests.append(pending)

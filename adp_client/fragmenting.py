@@ -37,8 +37,8 @@ from .fragments import (
 )
 from .operations import (
     GatewayChanged,
-    Operation,
     ReadOperation,
+    SimpleOperation,
     VectorOperation,
     WriteOperation,
     writable_view,
@@ -52,7 +52,7 @@ INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread h
 
 _NOBODY = Way(cuts_itself=True, fragment_bytes=0, takes_fragments=False, boot_id=b"")  # for no keys at all
 
-Perform = Callable[[Operation, Call], Awaitable[None]]
+Perform = Callable[[SimpleOperation | WriteOperation, Call], Awaitable[None]]
 FindWay = Callable[[Call], Awaitable[Way]]
 NoteDamage = Callable[[bytes, Sequence[bytes]], None]
 
@@ -356,7 +356,7 @@ class Fragmenting:
     async def _way_for(self, keys: tuple[bytes, ...], call: Call) -> Way:
         return await self._find_way(call) if keys else _NOBODY
 
-    async def _perform_later_step(self, operation: Operation, call: Call) -> None:
+    async def _perform_later_step(self, operation: SimpleOperation | WriteOperation, call: Call) -> None:
         try:
             await self._perform(operation, call)
         except RequestError as exc:

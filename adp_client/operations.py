@@ -1,10 +1,12 @@
 """A verb's call: its items, what is known about each, and the requests that ask for the rest.
 
-An operation outlives connections. `requests(limits)` cuts whatever is not settled yet into requests for the
-gateway that is there now; replies are taken as they come, in parts and in any order. The task that made the
-call drives it (`client`); the reader only notes results and wakes that task.
+An operation outlives connections. Whatever is not settled yet is cut into requests for the gateway that is
+there now: by `requests(limits)`, or for a WRITE batch by batch, because each has to be hashed before it goes.
+Replies are taken as they come, in parts and in any order. The task that made the call drives it (`client`);
+the reader only notes results and wakes that task.
 """
 
+import abc
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -77,10 +79,6 @@ class Operation:
             return range(count)
         return [item for item in range(count) if self.statuses[item] == UNSETTLED]
 
-    def requests(self, limits: Limits) -> Iterator[Pending]:
-        """Requests for the unsettled items, within `limits`."""
-        raise NotImplementedError
-
     def take(self, pending: Pending, reply: Reply) -> None:
         """Note what one frame of a reply says."""
         if isinstance(reply, (StatusReply, ExistReply)):
@@ -122,7 +120,15 @@ class Operation:
         return width
 
 
-class VectorOperation(Operation):
+class SimpleOperation(Operation, abc.ABC):
+    """Any but a WRITE: its requests can all be made at once."""
+
+    @abc.abstractmethod
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """Requests for the unsettled items, within `limits`."""
+
+
+class VectorOperation(SimpleOperation):
     """EXIST, DELETE or CHECK: keys in, statuses out."""
 
     def __init__(
@@ -133,13 +139,13 @@ class VectorOperation(Operation):
         self._message = message
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation."""
+        """See SimpleOperation."""
         for items, keys in self._batches(limits):
             message = self._message(namespace=self.namespace, keys=keys)
             yield Pending(operation=self, items=items, frames=[Frame(message)])
 
 
-class ControlOperation(Operation):
+class ControlOperation(SimpleOperation):
     """FENCE or PING: one request, no items; its one status is OK once it has been answered."""
 
     def __init__(self, message: Fence | Ping) -> None:
@@ -148,7 +154,7 @@ class ControlOperation(Operation):
         self._message = message
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation."""
+        """See SimpleOperation."""
         yield Pending(operation=self, items=range(1), frames=[Frame(self._message)])
 
     def take(self, pending: Pending, reply: Reply) -> None:
@@ -156,7 +162,7 @@ class ControlOperation(Operation):
         self.statuses[0] = ErrorCode.OK
 
 
-class ReadOperation(Operation):
+class ReadOperation(SimpleOperation):
     """READ into the caller's memory. Objects whose checksum does not match are CORRUPT and `damaged`."""
 
     verb = Opcode.READ
@@ -183,7 +189,7 @@ class ReadOperation(Operation):
         self._hashers: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation. Memory beyond the largest object is not offered, it would only fill the window."""
+        """See SimpleOperation. Memory beyond the largest object would only fill the window: not offered."""
         largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
         sizes = [min(len(view), largest) for view in self.views]
         for group in group_by_width(self.keys, self.unsettled()):
