@@ -247,8 +247,8 @@ class Client:
 
     async def _perform(self, operation: SimpleOperation | WriteOperation, call: Call) -> None:
         """Drive `operation` to its end, within the time of `call`."""
-        link = self._here()
         try:
+            link = self._here()
             await anyio.lowlevel.checkpoint()
             while UNSETTLED in operation.statuses:
                 epoch = await link.wait_open(call.deadline)
