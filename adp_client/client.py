@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import NoReturn, Self
 
 import anyio
 import anyio.lowlevel
@@ -91,6 +91,9 @@ class Client:
         self._fragmenting = Fragmenting(
             perform=self._perform, find_way=self._find_way, note_damage=self._note_damage
         )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Client cannot be sent to another process: make one there")
 
     # ------------------------------------------------------------ life
 

@@ -455,8 +455,8 @@ async def test_closing_fails_what_others_are_waiting_for():
     assert [type(exc) for exc in outcomes] == [LinkClosed]
 
 
-async def test_late_answers_of_an_old_connection_reach_nobody():
-    """B32: the answer to an expired EXIST arrives after all, on a connection that nobody reads any more."""
+async def test_b32_late_answers_of_an_old_connection_reach_nobody():
+    """The answer to an expired EXIST arrives after all, on a connection that nobody reads any more."""
     async with connected(timeouts=TIMES) as (client, gateway):
         late: list = []
 

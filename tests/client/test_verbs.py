@@ -437,7 +437,7 @@ class Held:
         return False
 
 
-async def test_reads_and_lookups_go_before_queued_writes():
+async def test_b46_reads_and_lookups_go_before_queued_writes():
     """W11: a queue of writes does not hold up a read."""
     held = Held()
     gateway = MemoryGateway(limits=Limits(max_requests=1, max_payload_bytes=1000))
