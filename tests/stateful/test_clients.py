@@ -1,8 +1,8 @@
 """Many clients against a dict, through cancellations and restarts, on the tests' gateway and on the real one.
 
 What holds: an object is whole or absent; what was acknowledged, and neither deleted nor evicted, is there;
-who wrote reads what was written, and who deleted reads nothing. When calls on one key overlapped, or a call was
-cancelled or lost, what is there is what one of them would leave.
+who wrote reads what was written, and who deleted reads nothing. When calls on one key overlapped, or a call
+was cancelled or lost, what is there is what one of them would leave.
 """
 
 import os
