@@ -14,6 +14,7 @@ import pytest
 
 from adp_client import Client, Timeouts
 from adp_client.errors import ADPError, LinkLost, LocalProtocolError
+from adp_client.protocol.constants import Feature
 from adp_client.protocol.messages import Limits, Read, Write
 from adp_client.testing import Faults, FaultyTransport, MemoryGateway
 from adp_client.transport import SocketTransport
@@ -51,6 +52,13 @@ def on_sockets() -> MemoryGateway:
 def on_a_wrapped_wire() -> MemoryGateway:
     gateway = on_memory()
     gateway.wrap = lambda inner: FaultyTransport(inner, Faults())
+    return gateway
+
+
+def where_the_client_cuts() -> MemoryGateway:
+    gateway = on_memory()
+    gateway.features = Feature.CREDITS
+    gateway.limits = Limits(max_command_bytes=100_000)
     return gateway
 
 
@@ -153,6 +161,30 @@ async def test_memory_can_be_resized_after_a_frame_that_did_not_end(gateway):
         assert_free(memory)
         assert (await client.read(NAMESPACE, KEYS, memory_for("read"))).is_all_ok
         assert len(gateway.sessions) == 2
+
+
+@pytest.mark.parametrize("verb", ["read", "write"])
+async def test_memory_is_free_also_where_the_client_cuts_the_objects(verb):
+    async with connected(where_the_client_cuts()) as (client, gateway):
+        assert (await client.write(NAMESPACE, KEYS, PAGES)).is_all_ok
+        assert len(gateway.objects) > 2 * SIZE / 100_000
+        at, was_cancelled = 0, True
+        while was_cancelled:
+            at += 1
+            memory = memory_for(verb)
+
+            async def call(memory: list[bytearray] = memory) -> None:
+                try:
+                    assert (await getattr(client, verb)(NAMESPACE, KEYS, memory)).is_all_ok
+                    if verb == "read":
+                        assert memory == PAGES
+                except anyio.get_cancelled_exc_class():
+                    assert_free(memory)
+                    raise
+
+            was_cancelled, _ = await cancel_at(call(), at)
+            assert_free(memory)
+        assert at > 4
 
 
 async def test_memory_of_a_call_that_was_refused_is_free_too():
