@@ -214,7 +214,8 @@ async def test_b47_entering_using_and_leaving_can_be_cancelled_at_any_checkpoint
             at += 1
             was_cancelled, _ = await cancel_at(life(), at)
             await all_ended(gateway)
-            assert len(anyio.get_running_tasks()) == tasks
+            while len(anyio.get_running_tasks()) > tasks:  # a task that stays fails by the time limit
+                await anyio.lowlevel.checkpoint()
             assert count_descriptors() == descriptors
         assert at > 10
         assert gateway.violations == []
