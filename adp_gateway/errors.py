@@ -23,6 +23,10 @@ class DeviceFault(StorageError):
     """The device failed a command (EIO and the like, or an end of file where bytes should be)."""
 
 
+class MemoryGone(StorageError):
+    """The memory to read into is not there (EFAULT): its owner has cut off the file behind it."""
+
+
 class StoreLocked(StorageError):
     """Another process has this store open. Two gateways on one directory would destroy it."""
 

@@ -41,9 +41,11 @@ class StoreView:
         """Read and hash each object: a lease belongs to whom it was given."""
         return await self._store.verify(leases)
 
-    async def read_into(self, leases: Sequence[ReadLease], buffers: Sequence[memoryview]) -> bytes:
+    async def read_into(
+        self, leases: Sequence[ReadLease], buffers: Sequence[memoryview], *, is_verified: bool = True
+    ) -> bytes:
         """Read each object into the start of its buffer."""
-        return await self._store.read_into(leases, buffers)
+        return await self._store.read_into(leases, buffers, is_verified=is_verified)
 
     async def put_many(self, namespace: bytes, items: Sequence[PutItem]) -> bytes:
         """Store each item."""

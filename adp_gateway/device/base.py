@@ -11,7 +11,7 @@ nothing that a call has returned for.
 import errno
 from typing import Protocol
 
-from adp_gateway.errors import DeviceFault, DeviceFull, StorageError
+from adp_gateway.errors import DeviceFault, DeviceFull, MemoryGone, StorageError
 
 #: Extents start at multiples of this, so that direct I/O and block devices will take them.
 ALIGNMENT_BYTES = 4096
@@ -39,6 +39,7 @@ class DeviceFile(Protocol):
         Raises:
             ValueError: `target` is longer than the device's `max_command_bytes`.
             DeviceFault: the device failed.
+            MemoryGone: `target` is memory that somebody has taken away.
         """
         ...
 
@@ -126,5 +127,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def translated(error: OSError, doing: str) -> StorageError:
     """The storage error for an operating system error; the caller chains it (`raise ... from error`)."""
+    if error.errno == errno.EFAULT:
+        return MemoryGone(f"{doing}: the memory is gone")
     kind = DeviceFull if error.errno in _FULL else DeviceFault
     return kind(f"{doing}: {error.strerror or error}")

@@ -12,6 +12,8 @@ import attrs
 
 from adp_gateway.errors import DeviceFault, DeviceFull, StoreLocked
 
+from .base import translated
+
 
 class Kind(enum.Enum):
     """What a recorded command did."""
@@ -65,7 +67,13 @@ class MemoryDeviceFile:
     def read_into(self, target: memoryview, offset: int) -> int:
         """One read command."""
         self._device.execute(Command(Kind.READ, self._name, offset, length=target.nbytes))
-        return os.preadv(self._open_fd(), (target,), offset)
+        done = 0
+        try:
+            while more := os.preadv(self._open_fd(), (target[done:],), offset + done):
+                done += more
+        except OSError as error:
+            raise translated(error, f"read {self._name}") from error
+        return done
 
     def write(self, data: memoryview, offset: int) -> None:
         """One write command."""

@@ -34,6 +34,7 @@ class Status(enum.IntEnum):
     NOT_FOUND = 1
     CORRUPT = 2
     CAPACITY_EXHAUSTED = 3
+    REFUSED = 6
     GATEWAY_FAULT = 7
     TOO_LARGE = 8
 
@@ -49,11 +50,20 @@ class Extent:
 
 @attrs.frozen(kw_only=True)
 class PutItem:
-    """One object to store. `data` is read until the put returns, never later; `checksum` is its XXH3-64."""
+    """One object to store. `data` is read until the put returns, never later; `checksum` is its XXH3-64.
+
+    An Extent as `data` is a part of somebody else's file, who may write to it, or cut it off, at any time:
+    what is stored is what was hashed, byte for byte, or nothing.
+    """
 
     key: bytes
     checksum: int
-    data: memoryview
+    data: memoryview | Extent
+
+    @property
+    def length(self) -> int:
+        """Bytes in the object."""
+        return self.data.length if isinstance(self.data, Extent) else self.data.nbytes
 
 
 class ReadLease(Protocol):
@@ -131,11 +141,17 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def read_into(self, leases: Sequence[ReadLease], buffers: Sequence[memoryview]) -> bytes:
+    async def read_into(
+        self, leases: Sequence[ReadLease], buffers: Sequence[memoryview], *, is_verified: bool = True
+    ) -> bytes:
         """Read each object into the start of its buffer and verify it there; statuses as for `verify`.
 
         TOO_LARGE where the buffer is shorter than the object. The bytes of a buffer whose status is not OK
         are undefined.
+
+        Not `is_verified`: nobody looks at the bytes, and only system calls touch the buffers, so these may be
+        memory that another process can take away. Where it has, the item is REFUSED and the object is none
+        the worse for it.
         """
         ...
 
@@ -144,6 +160,7 @@ class ObjectStore(Protocol):
 
         CORRUPT: data and checksum disagree. CAPACITY_EXHAUSTED: nothing more may be evicted, or the device is
         full. TOO_LARGE: above `max_object_bytes`, or by itself above the quota of the namespace's account.
+        REFUSED: an Extent that its file does not have.
         GATEWAY_FAULT: the device failed. Items fail one by one; an item that failed leaves its key as it was.
         Cancelled: each item is stored or not, none in part.
         """

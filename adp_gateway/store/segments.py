@@ -145,14 +145,17 @@ class SegmentStore:
         own = cast(Sequence[SegmentLease], leases)
         return await self._checked(own, self._transfers.verify, [lease.source for lease in own])
 
-    async def read_into(self, leases: Sequence[ReadLease], buffers: Sequence[memoryview]) -> bytes:
+    async def read_into(
+        self, leases: Sequence[ReadLease], buffers: Sequence[memoryview], *, is_verified: bool = True
+    ) -> bytes:
         """Read each object into the start of its buffer, and verify it there."""
         own = cast(Sequence[SegmentLease], leases)
         fits = [lease.length <= buffer.nbytes for lease, buffer in zip(own, buffers, strict=True)]
         fitting = [lease for lease, fit in zip(own, fits, strict=True) if fit]
         targets = [buffer for buffer, fit in zip(buffers, fits, strict=True) if fit]
         sources = [lease.source for lease in fitting]
-        results = iter(await self._checked(fitting, self._transfers.read_into, sources, targets))
+        read = self._transfers.read_into if is_verified else self._transfers.read_unseen
+        results = iter(await self._checked(fitting, read, sources, targets))
         return bytes([next(results) if fit else Status.TOO_LARGE for fit in fits])
 
     async def check_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
@@ -236,7 +239,7 @@ class SegmentStore:
                 await self._write(batch, items, statuses)
                 position = batch.end
                 continue
-            active, length = self._catalog.active, items[position].data.nbytes
+            active, length = self._catalog.active, items[position].length
             if active is not None and active.has_room(length):
                 await self._put_ended.wait()  # the quota is spoken for by the account's other puts
                 continue
@@ -261,7 +264,7 @@ class SegmentStore:
         records: list[Record] = []
         end = start
         for item in items[start:]:
-            length = item.data.nbytes
+            length = item.length
             if length > self._max_object_bytes:
                 statuses[end] = Status.TOO_LARGE
             elif segment is None or not segment.has_room(length):

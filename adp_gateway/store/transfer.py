@@ -4,6 +4,7 @@ One call serves a whole batch, so a batch costs one hop to a thread and back. By
 through one scratch buffer per thread, of one command's length, which stays in the processor's cache.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,9 +13,9 @@ import attrs
 import xxhash
 
 from adp_gateway.device.base import DeviceFile
-from adp_gateway.errors import DeviceFull, StorageError
+from adp_gateway.errors import DeviceFull, MemoryGone, StorageError
 
-from .base import Status
+from .base import Extent, Status
 from .format import Record
 from .journal import Journal
 
@@ -111,10 +112,34 @@ class Transfers:
             statuses.append(status)
         return bytes(statuses)
 
-    def write(self, target: Target, payloads: Sequence[memoryview], records: Sequence[Record]) -> Written:
+    def read_unseen(self, sources: Sequence[Source], buffers: Sequence[memoryview]) -> bytes:
+        """The bytes into `buffers`, which nothing here looks at: REFUSED where the memory has gone."""
+        step = self._step
+        statuses = bytearray()
+        for (file, offset, length, _), buffer in zip(sources, buffers, strict=True):
+            status = Status.OK
+            try:
+                for start in range(0, length, step):
+                    count = min(step, length - start)
+                    if file.read_into(buffer[start : start + count], offset + start) != count:
+                        status = Status.CORRUPT
+                        break
+            except MemoryGone:
+                status = Status.REFUSED
+            except StorageError:
+                status = Status.GATEWAY_FAULT
+            statuses.append(status)
+        return bytes(statuses)
+
+    def write(
+        self, target: Target, payloads: Sequence[memoryview | Extent], records: Sequence[Record]
+    ) -> Written:
         """Check and write each payload where its record says, then commit those that are whole."""
         statuses = bytearray()
         for data, record in zip(payloads, records, strict=True):
+            if isinstance(data, Extent):
+                statuses.append(self._write_extent(target, data, record))
+                continue
             if xxhash.xxh3_64_intdigest(data) != record.checksum:
                 statuses.append(Status.CORRUPT)
                 continue
@@ -126,6 +151,27 @@ class Transfers:
             else:
                 statuses.append(Status.OK)
         return self._committed(target, records, statuses)
+
+    def _write_extent(self, target: Target, extent: Extent, record: Record) -> Status:
+        """Every byte is taken out of the foreign file once, and what was taken is both hashed and written.
+        An object in one command is written if it is right; one in several counts if it is."""
+        hasher = xxhash.xxh3_64()
+        view = self._scratch.view[:0]
+        try:
+            for start in range(0, record.length, self._step):
+                if start:
+                    target.data.write(view, record.offset + start - self._step)
+                view = self._scratch.view[: min(self._step, record.length - start)]
+                if not _take(extent, start, view):
+                    return Status.REFUSED
+                hasher.update(view)
+            if hasher.intdigest() != record.checksum:
+                return Status.CORRUPT
+            if record.length:
+                target.data.write(view, record.offset + record.length - len(view))
+        except StorageError as error:
+            return status_of(error)
+        return Status.OK
 
     def copy(self, target: Target, copies: Sequence[Copy]) -> Written:
         """Write each object a second time where its record says, then commit those that were intact."""
@@ -167,3 +213,17 @@ class Transfers:
 def status_of(error: StorageError) -> Status:
     """What a client is told about a device's refusal."""
     return Status.CAPACITY_EXHAUSTED if isinstance(error, DeviceFull) else Status.GATEWAY_FAULT
+
+
+def _take(extent: Extent, start: int, view: memoryview) -> bool:
+    """Fill `view` from `start` on; whether the file had that much."""
+    done = 0
+    try:
+        while done < len(view):
+            count = os.preadv(extent.fd, (view[done:],), extent.offset + start + done)
+            if not count:
+                return False
+            done += count
+    except OSError:
+        return False
+    return True

@@ -1,6 +1,9 @@
 """What `ObjectStore` promises, asked of every store: memory, files, durable files, the RAM device."""
 
-from contextlib import AsyncExitStack
+import mmap
+import os
+import threading
+from contextlib import AsyncExitStack, contextmanager
 
 import anyio
 import pytest
@@ -9,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from adp_client.protocol import ErrorCode
 from adp_gateway.device.memory import MemoryDevice
-from adp_gateway.store.base import ObjectStore, PutItem, Status
+from adp_gateway.store.base import Extent, ObjectStore, PutItem, Status
 from adp_gateway.store.memory import MemoryStore
 from adp_gateway.store.segments import SegmentStore
 from gateway.objects import (
@@ -322,3 +325,120 @@ async def test_ten_thousand_keys(store: ObjectStore):
     answers = store.exist(NAMESPACE, keys)
     assert len(answers) == 10_000
     assert [n for n, status in enumerate(answers) if status == Status.OK] == list(range(0, 300, 3))
+
+
+# Memory and files of other processes, who do with them what they like
+
+
+@contextmanager
+def foreign_memory(size: int):
+    """A file that somebody else may cut off, and a mapping of it that only system calls may touch."""
+    fd = os.memfd_create("foreign")
+    os.ftruncate(fd, size)
+    mapping = mmap.mmap(fd, size)
+    view = memoryview(mapping)
+    try:
+        yield fd, view
+    finally:
+        view.release()
+        mapping.close()
+        os.close(fd)
+
+
+@pytest.mark.parametrize("length", SIZES)
+async def test_read_into_memory_that_is_not_looked_at(store: ObjectStore, length):
+    data = payload("object", length)
+    await put(store, key(1), data)
+    with foreign_memory(1 << 20) as (fd, memory):
+        leases = store.open_read(NAMESPACE, [key(1), key(1)])
+        buffers = [memory[8192 : 8192 + length], memory[: max(0, length - 1)]]
+        statuses = await store.read_into(leases, buffers, is_verified=False)
+        assert statuses == bytes([Status.OK, Status.TOO_LARGE if length else Status.OK])
+        assert os.pread(fd, length, 8192) == data
+        for each in (*leases, *buffers):
+            each.release()
+    assert store.stats().leases == 0
+
+
+@pytest.mark.parametrize("left", [0, 4096, 40_960])
+async def test_memory_that_was_cut_off_is_refused_and_the_object_stays(store: ObjectStore, left):
+    objects = {key(n): payload(n, 20_000) for n in range(4)}
+    await put_all(store, objects)
+    with foreign_memory(4 * 20_480) as (fd, memory):
+        leases = store.open_read(NAMESPACE, list(objects))
+        buffers = [memory[n * 20_480 : n * 20_480 + 20_000] for n in range(4)]
+        os.ftruncate(fd, left)
+        whole = left // 20_480
+        statuses = await store.read_into(leases, buffers, is_verified=False)
+        assert statuses == bytes(whole) + bytes([Status.REFUSED]) * (4 - whole)
+        for each in (*leases, *buffers):
+            each.release()
+    assert await store.check_many(NAMESPACE, list(objects)) == bytes(4)
+    assert store.stats().faulted_objects == store.stats().corrupt_objects == 0
+
+
+def extent_item(name: bytes, fd: int, offset: int, data: bytes, length: int | None = None) -> PutItem:
+    length = len(data) if length is None else length
+    return PutItem(key=name, checksum=item(name, data).checksum, data=Extent(fd, offset, length))
+
+
+@pytest.mark.parametrize("length", SIZES)
+async def test_put_from_a_file(store: ObjectStore, length):
+    data = payload("object", length)
+    with foreign_memory(1 << 20) as (fd, _):
+        os.pwrite(fd, data, 12_345)
+        assert await store.put_many(NAMESPACE, [extent_item(key(1), fd, 12_345, data)]) == bytes(1)
+        os.pwrite(fd, bytes(length), 12_345)
+    assert await get(store, key(1)) == data
+
+
+async def test_put_from_a_file_that_holds_something_else_or_too_little(store: ObjectStore):
+    await put(store, key(1), b"before")
+    large, small = payload("large", 100_000), payload("small", 1000)
+    with foreign_memory(1 << 20) as (fd, _):
+        os.pwrite(fd, large, 0)
+        os.pwrite(fd, small, 200_000)
+        os.ftruncate(fd, 201_000)
+        items = [
+            extent_item(key(1), fd, 1, large),  # not the bytes that were promised
+            extent_item(key(2), fd, 0, large),
+            extent_item(key(3), fd, 200_500, small),  # half of it is not there
+            extent_item(key(4), fd, 150_000, large),
+            extent_item(key(5), fd, 1 << 62, small),
+            extent_item(key(6), fd, 200_000, small),
+            extent_item(key(7), fd, 0, small, LARGEST + 1),
+        ]
+        statuses = await store.put_many(NAMESPACE, items)
+    refused, corrupt = Status.REFUSED, Status.CORRUPT
+    assert list(statuses) == [corrupt, 0, refused, refused, refused, 0, Status.TOO_LARGE]
+    assert await get(store, key(1)) == b"before"
+    assert await get(store, key(2)) == large
+    assert await get(store, key(6)) == small
+    assert store.stats().objects == 3
+
+
+async def test_what_is_stored_is_what_was_hashed(store: ObjectStore):
+    """Somebody writes to the file all the time: whatever is stored is one of the versions, or nothing is."""
+    versions = [bytes([n]) * 150_000 for n in range(2)]
+    outcomes = set()
+    with foreign_memory(150_000) as (fd, _):
+        is_over = threading.Event()
+
+        def scribble() -> None:
+            while not is_over.is_set():
+                for version in versions:
+                    os.pwrite(fd, version, 0)
+
+        writer = threading.Thread(target=scribble)
+        writer.start()
+        try:
+            for n in range(60):
+                (status,) = await store.put_many(NAMESPACE, [extent_item(key(n), fd, 0, versions[n % 2])])
+                assert status in (Status.OK, Status.CORRUPT)
+                found = await get(store, key(n))
+                assert found == (versions[n % 2] if status == Status.OK else MISS)
+                outcomes.add(status)
+        finally:
+            is_over.set()
+            writer.join()
+    assert outcomes
