@@ -1,11 +1,11 @@
 """A transport that breaks as it is told to, at an exact byte."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, MutableSequence, Sequence
 
 import anyio
 import attrs
 
-from adp_client.transport.base import FileRange, Part, Progress, Transport
+from adp_client.transport.base import FileRange, Half, Part, Progress, Transport, local_transport
 
 
 @attrs.define(kw_only=True)
@@ -34,6 +34,11 @@ class FaultyTransport:
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> int:
         """See Transport."""
+        return await self._receive(buffers, self._inner.receive_some)
+
+    async def _receive(
+        self, buffers: Sequence[memoryview], receive: Callable[[Sequence[memoryview]], Awaitable[int]]
+    ) -> int:
         room = 1 if self.faults.dribble else sum(view.nbytes for view in buffers)
         for cut in (self.faults.cut_received_at, self.faults.stall_received_at):
             if cut is not None:
@@ -43,7 +48,7 @@ class FaultyTransport:
                 await self._aborted.wait()
             self.abort()
             return 0
-        count = await self._inner.receive_some(_prefix(buffers, room))
+        count = await receive(_prefix(buffers, room))
         flip = self.faults.flip_received_at
         if flip is not None and self.received_bytes <= flip < self.received_bytes + count:
             _flip(buffers, flip - self.received_bytes)
@@ -87,6 +92,42 @@ class FaultyTransport:
     async def send_file(self, fd: int, offset: int, length: int) -> None:
         """See Transport."""
         await self.send([FileRange(fd, offset, length)])
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """See LocalTransport."""
+        return local_transport(self._inner) is not None
+
+    async def send_with_descriptor(self, data: bytes, descriptor: int) -> None:
+        """See LocalTransport. Cut in the middle, the descriptor has gone nowhere."""
+        inner, cut = local_transport(self._inner), self.faults.cut_sent_at
+        assert inner is not None
+        if cut is not None and self.sent_bytes + len(data) > cut:
+            await self.send([data])
+        await inner.send_with_descriptor(data, descriptor)
+        self.sent_bytes += len(data)
+
+    async def receive_with_descriptors(
+        self, buffers: Sequence[memoryview], descriptors: MutableSequence[int | None]
+    ) -> int:
+        """See LocalTransport."""
+        inner = local_transport(self._inner)
+        assert inner is not None
+        return await self._receive(buffers, lambda views: inner.receive_with_descriptors(views, descriptors))
+
+    def abort_only(self, half: Half) -> None:
+        """See LocalTransport."""
+        inner = local_transport(self._inner)
+        assert inner is not None
+        inner.abort_only(half)
+
+    async def wait_peer_closed(self) -> None:
+        """See LocalTransport. A stalled stream says nothing, not even its end."""
+        inner = local_transport(self._inner)
+        assert inner is not None
+        if self.faults.stall_received_at is not None:
+            await anyio.sleep_forever()
+        await inner.wait_peer_closed()
 
     def abort(self) -> None:
         """See Transport."""

@@ -1,7 +1,10 @@
 """How bytes travel: the Transport contract, endpoints, sockets, TLS, and an in-process pair for tests."""
 
 from .base import FileRange as FileRange
+from .base import Half as Half
+from .base import LocalTransport as LocalTransport
 from .base import Transport as Transport
+from .base import local_transport as local_transport
 from .dialling import connect as connect
 from .endpoints import Endpoint as Endpoint
 from .endpoints import TCPEndpoint as TCPEndpoint

@@ -5,12 +5,13 @@ conformance suite runs on both). `chunk_bytes=1` makes every receive a single by
 """
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import MutableSequence, Sequence
 
 import anyio
 import anyio.lowlevel
 
-from .base import FileRange, Part, Progress
+from .base import FileRange, Half, Part, Progress
 
 
 class _Pipe:
@@ -21,6 +22,9 @@ class _Pipe:
         self.capacity_bytes = capacity_bytes
         self.chunk_bytes = chunk_bytes
         self.is_ended = False
+        self.is_deaf = False  # nobody will receive any more
+        self.received_bytes = 0
+        self.descriptors: deque[tuple[int, int]] = deque()  # with which byte of the stream, and itself
         self._changed = anyio.Event()
 
     def tell(self) -> None:
@@ -34,6 +38,18 @@ class _Pipe:
         self.is_ended = True
         self.tell()
 
+    def take_descriptors(self) -> list[int]:
+        """Those that came with what has been received."""
+        taken: list[int] = []
+        while self.descriptors and (self.is_deaf or self.descriptors[0][0] < self.received_bytes):
+            taken.append(self.descriptors.popleft()[1])
+        return taken
+
+    def stop_listening(self) -> None:
+        self.is_deaf = True
+        for descriptor in self.take_descriptors():
+            os.close(descriptor)
+
 
 class MemoryTransport:
     """One end. See Transport for what the methods promise."""
@@ -44,6 +60,7 @@ class MemoryTransport:
         self._receiving = anyio.ResourceGuard("receiving from")
         self._sending = anyio.ResourceGuard("sending to")
         self._is_aborted = False
+        self._aborts: tuple[Half, ...] = (Half.RECEIVING, Half.SENDING)
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> int:
         """See Transport."""
@@ -51,7 +68,19 @@ class MemoryTransport:
             await anyio.lowlevel.checkpoint()
             return await self._receive([view.cast("B") for view in buffers if view.nbytes])
 
-    async def _receive(self, views: list[memoryview]) -> int:
+    async def _receive(
+        self, views: list[memoryview], descriptors: MutableSequence[int | None] | None = None
+    ) -> int:
+        count = await self._receive_bytes(views)
+        taken = self._incoming.take_descriptors()
+        if descriptors is not None:
+            descriptors.extend(taken)
+            return count
+        for descriptor in taken:
+            os.close(descriptor)
+        return count
+
+    async def _receive_bytes(self, views: list[memoryview]) -> int:
         pipe = self._incoming
         while not pipe.held:
             self._raise_if_aborted()
@@ -60,6 +89,8 @@ class MemoryTransport:
             await pipe.changed()
         self._raise_if_aborted()
         total, limit = 0, min(len(pipe.held), pipe.chunk_bytes)
+        if len(pipe.descriptors) > 1:  # as with a socket: those of two messages do not come together
+            limit = min(limit, pipe.descriptors[1][0] - pipe.received_bytes)
         for view in views:
             count = min(len(view), limit - total)
             view[:count] = pipe.held[total : total + count]
@@ -67,6 +98,7 @@ class MemoryTransport:
             if total == limit:
                 break
         del pipe.held[:total]
+        pipe.received_bytes += total
         pipe.tell()
         return total
 
@@ -120,15 +152,54 @@ class MemoryTransport:
         """See Transport."""
         await self.send([FileRange(fd, offset, length)])
 
+    @property
+    def carries_descriptors(self) -> bool:
+        """See LocalTransport."""
+        return True
+
+    async def send_with_descriptor(self, data: bytes, descriptor: int) -> None:
+        """See LocalTransport."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        pipe = self._outgoing
+        if not pipe.is_deaf:
+            pipe.descriptors.append((pipe.received_bytes + len(pipe.held), os.dup(descriptor)))
+        await self.send([data])
+
+    async def receive_with_descriptors(
+        self, buffers: Sequence[memoryview], descriptors: MutableSequence[int | None]
+    ) -> int:
+        """See LocalTransport."""
+        with self._receiving:
+            await anyio.lowlevel.checkpoint()
+            return await self._receive([view.cast("B") for view in buffers if view.nbytes], descriptors)
+
+    def abort_only(self, half: Half) -> None:
+        """See LocalTransport."""
+        self._aborts = (half,)
+
+    async def wait_peer_closed(self) -> None:
+        """See LocalTransport."""
+        pipe = self._incoming
+        await anyio.lowlevel.checkpoint()
+        while not pipe.is_ended:
+            pipe.received_bytes += len(pipe.held)
+            pipe.held.clear()
+            pipe.tell()
+            await pipe.changed()
+
     def abort(self) -> None:
         """See Transport."""
         self._is_aborted = True
-        self._incoming.end()
-        self._outgoing.end()
+        for half, pipe in ((Half.RECEIVING, self._incoming), (Half.SENDING, self._outgoing)):
+            if half in self._aborts:
+                pipe.end()
+            pipe.tell()
 
     async def aclose(self) -> None:
         """See Transport."""
+        self._aborts = (Half.RECEIVING, Half.SENDING)
         self.abort()
+        self._incoming.stop_listening()
         await anyio.lowlevel.checkpoint()
 
     def _raise_if_aborted(self) -> None:

@@ -25,14 +25,14 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableSequence, Sequence
 from typing import Protocol
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from .base import FileRange, Part, Progress
+from .base import FileRange, Half, Part, Progress
 from .endpoints import TCPEndpoint, UnixEndpoint
 
 BULK_BYTES = 256 << 10  # from here on a worker thread does the copying
@@ -44,6 +44,9 @@ SENDFILE_BYTES = 8 << 20  # in one system call, so that abort() is noticed
 KEEPALIVE_IDLE_SECONDS = 30
 KEEPALIVE_INTERVAL_SECONDS = 10
 KEEPALIVE_PROBES = 3
+MAX_DESCRIPTORS = 16  # received by one system call; nobody has a reason to send more than one
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+_WASTE_BYTES = 64 << 10
 
 WOULD_BLOCK = -1
 AGAIN = -2  # something has moved, but no byte of the caller's yet
@@ -225,6 +228,7 @@ class SocketTransport:
         self._receiving = anyio.ResourceGuard("receiving from")
         self._sending = anyio.ResourceGuard("sending to")
         self._is_aborted = False
+        self._aborts = socket.SHUT_RDWR
         self._users = 0
         self._idle: anyio.Event | None = None
 
@@ -268,12 +272,82 @@ class SocketTransport:
             return
         self._is_aborted = True
         with contextlib.suppress(OSError):  # not connected any more: what we want
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(self._aborts)
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """See LocalTransport."""
+        return self._sock.family == socket.AF_UNIX
+
+    async def send_with_descriptor(self, data: bytes, descriptor: int) -> None:
+        """See LocalTransport."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        with self._sending, self._Use(self):
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            while True:
+                if self._is_aborted:
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "aborted by this side")
+                try:
+                    count = self._sock.sendmsg([data], rights, socket.MSG_DONTWAIT)
+                    break
+                except BlockingIOError:
+                    await anyio.wait_writable(self._sock)
+            try:
+                await self._move(_Outgoing([data[count:]]), anyio.wait_writable)
+            except BaseException:
+                self.abort()
+                raise
+
+    async def receive_with_descriptors(
+        self, buffers: Sequence[memoryview], descriptors: MutableSequence[int | None]
+    ) -> int:
+        """See LocalTransport."""
+        views = [view.cast("B") for view in buffers if view.nbytes][:MAX_VIEWS]
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        with self._receiving, self._Use(self):
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            has_waited = False
+            while True:
+                try:
+                    count, ancillary, told, _ = self._sock.recvmsg_into(views, _ANCILLARY_BYTES, flags)
+                    break
+                except BlockingIOError:
+                    has_waited = True
+                    await anyio.wait_readable(self._sock)
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    descriptors.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
+            if told & socket.MSG_CTRUNC:
+                descriptors.append(None)  # more than MAX_DESCRIPTORS, or this process has no room for them
+            if not has_waited:
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+            return count
+
+    def abort_only(self, half: Half) -> None:
+        """See LocalTransport."""
+        self._aborts = socket.SHUT_WR if half is Half.SENDING else socket.SHUT_RD
+
+    async def wait_peer_closed(self) -> None:
+        """See LocalTransport."""
+        waste = bytearray(_WASTE_BYTES)
+        with self._receiving, self._Use(self):
+            while True:
+                try:
+                    if not self._sock.recv_into(waste, 0, socket.MSG_DONTWAIT):
+                        return
+                    await anyio.lowlevel.checkpoint()
+                except BlockingIOError:
+                    await anyio.wait_readable(self._sock)
+                except OSError:  # reset: it closed without having read everything
+                    return
 
     async def aclose(self) -> None:
         """See Transport. Shielded: whoever is inside has been woken and leaves by itself."""
         self.abort()
         if self._users:
+            if self._aborts != socket.SHUT_RDWR:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
             idle = self._idle = self._idle or anyio.Event()
             with anyio.CancelScope(shield=True):
                 await idle.wait()

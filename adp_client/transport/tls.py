@@ -331,5 +331,10 @@ class TLSTransport(SocketTransport):
     def _incoming(self, buffers: Sequence[memoryview], progress: Progress | None) -> _Incoming:
         return _Incoming(self, buffers, progress)
 
+    @property
+    def carries_descriptors(self) -> bool:
+        """See LocalTransport: nothing goes past the cipher."""
+        return False
+
     def _outgoing(self, parts: Sequence[Part]) -> _Outgoing:
         return _Outgoing(self.cipher, parts)
