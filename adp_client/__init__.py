@@ -10,6 +10,8 @@ from .config import Timeouts as Timeouts
 from .config import TLSConfig as TLSConfig
 from .protocol.constants import ErrorCode as ErrorCode
 from .protocol.keys import ObjectKey as ObjectKey
+from .regions import RegionSlice as RegionSlice
+from .regions import SharedRegion as SharedRegion
 from .results import CheckResult as CheckResult
 from .results import DeleteResult as DeleteResult
 from .results import ExistResult as ExistResult
@@ -30,6 +32,8 @@ __all__ = [
     "GatewayInfo",
     "ObjectKey",
     "ReadResult",
+    "RegionSlice",
+    "SharedRegion",
     "TLSConfig",
     "Timeouts",
     "WriteResult",

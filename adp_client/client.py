@@ -13,6 +13,8 @@ Your memory: from the moment a verb returns or raises, cancellation included, th
 are yours; nobody reads or writes them any more, and nobody keeps a view of them (a `bytearray` can be
 resized). A cancelled READ or WRITE may take up to `Timeouts.release_seconds` to raise, if a transfer is
 inside that memory; then the connection is cut instead.
+A READ into a `SharedRegion` may take as long again until the gateway has let go of it; if it does not, that
+region is retired (`SharedRegion.is_retired`).
 """
 
 import functools
@@ -33,10 +35,11 @@ from typing_extensions import Buffer
 from .batches import check_keys
 from .config import ClientConfig
 from .epoch import Epoch
-from .fragmenting import INLINE_HASH_BYTES, Fragmenting
+from .fragmenting import Fragmenting
 from .fragments import Way
 from .link import Dialer, Link
 from .operations import (
+    INLINE_HASH_BYTES,
     UNSETTLED,
     ControlOperation,
     GatewayChanged,
@@ -59,8 +62,10 @@ from .protocol.errors import (
 )
 from .protocol.keys import check_namespace
 from .protocol.messages import Check, Fence, Ping
+from .regions import RegionSlice
 from .replay import Fate, fate
 from .results import CheckResult, DeleteResult, ExistResult, GatewayInfo, ReadResult, WriteResult
+from .sharing import RegionRead, RegionWrite
 from .stats import ClientStats
 from .transport.dialling import connect
 
@@ -176,8 +181,12 @@ class Client:
         with await self._begin(self.config.timeouts.exist_seconds) as call:
             return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
 
-    async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
+    async def read(
+        self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer | RegionSlice]
+    ) -> ReadResult:
         """Read object i into `buffers[i]` (writable, contiguous, apart; a larger one gets a prefix).
+
+        Slices of a `SharedRegion` are filled by the gateway itself, if all are such and it can.
 
         An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
         CORRUPT. After either, and after any error, the content of the buffers is undefined.
@@ -191,9 +200,13 @@ class Client:
         return ReadResult(statuses=statuses, lengths=lengths)
 
     async def write(
-        self, namespace: bytes, keys: Sequence[bytes], payloads: Sequence[Buffer | Sequence[Buffer]]
+        self,
+        namespace: bytes,
+        keys: Sequence[bytes],
+        payloads: Sequence[Buffer | RegionSlice | Sequence[Buffer | RegionSlice]],
     ) -> WriteResult:
-        """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end."""
+        """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end. Slices of a
+        `SharedRegion` are fetched by the gateway itself, if each payload is one and it can."""
         namespace, keys = check_namespace(namespace), check_keys(keys)
         _same_count(keys, payloads)
         with await self._begin() as call:
@@ -262,6 +275,8 @@ class Client:
                     await self._submit(operation, epoch, requests, call.deadline)
                     while operation.pending_count:
                         await operation.changed()
+                        await operation.examine()
+                    await operation.examine()  # what came while it was looking
                     await epoch.release(operation)
                 except BaseException:
                     await epoch.abandon(operation)
@@ -278,6 +293,8 @@ class Client:
         deadline: float,
     ) -> None:
         limits = epoch.limits
+        if isinstance(operation, (RegionRead, RegionWrite)):
+            await epoch.share(operation, deadline)
         if isinstance(operation, SimpleOperation):
             for pending in operation.requests(limits):
                 pending.deadline = deadline
@@ -312,13 +329,15 @@ class Client:
             if pending.error is not None:
                 raise pending.error
             if pending.outcome is Outcome.EXPIRED:
-                raise RequestTimeout(f"no answer to {operation.verb.name} in time")
+                raise RequestTimeout(f"no answer to {operation.verb.name} in time{operation.hazard}")
         if not lost:
             return
         reason = epoch.ending.reason if epoch.ending is not None else "the gateway is leaving"
         if self._link is None or self._link.is_closing:
             raise LinkClosed("the client was closed while the request was under way")
         was_sent = any(pending.was_sent for pending in lost)
+        if operation.hazard:
+            raise LinkLost(reason + operation.hazard, epoch=epoch.number, maybe_applied=was_sent)
         if fate(operation.verb, was_sent=was_sent, replays=call.replays) is Fate.FAIL:
             raise LinkLost(reason, epoch=epoch.number, maybe_applied=was_sent)
         call.replays += was_sent

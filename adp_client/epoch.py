@@ -11,7 +11,9 @@ before the task that sent it has let go of the memory.
 
 Trouble ends the epoch: `end` notes the reason, aborts the socket (nothing is drained: the peer may be gone)
 and cancels the three tasks. Their task group therefore only ever raises bugs. When they have left, every
-request that is still open is told LOST (or EXPIRED), so nobody waits for an epoch that is over.
+request that is still open is told LOST (or EXPIRED), so nobody waits for an epoch that is over. Reads into
+shared regions are told last: once the gateway has closed its end, which is how it says that it does not write
+there any more, or not within `release_seconds`, and then the regions are retired.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from .landing import Landing
 from .operations import Operation, ReadOperation
 from .pending import Outcome, Pending
 from .protocol.connection import Connection
-from .protocol.constants import ErrorCode, Opcode
+from .protocol.constants import ErrorCode, Feature, Opcode
 from .protocol.errors import LinkRefused, LocalProtocolError, RemoteProtocolError
 from .protocol.events import (
     Event,
@@ -48,9 +50,11 @@ from .protocol.messages import (
     ReadReply,
     Reply,
     StatusReply,
+    WriteRegion,
 )
+from .sharing import RegionOperation, Registrations
 from .stats import ClientStats
-from .transport.base import Part, Transport
+from .transport.base import Half, Part, Transport, local_transport
 
 RECEIVE_BYTES = 64 << 20
 
@@ -58,7 +62,9 @@ LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds n
 
 MAX_PASSED_OVER = 8  # requests that may overtake the oldest write; then it is next, whatever its size
 
-_FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING)
+_FIRST = (Opcode.EXIST, Opcode.READ, Opcode.CHECK, Opcode.PING, Opcode.REGION_OPEN)
+#: What shared regions need of a gateway. One that leaves fragments to us gets them as ordinary memory.
+_SHARES = Feature.REGIONS | Feature.FRAGMENTS
 
 
 @attrs.frozen
@@ -111,6 +117,8 @@ class Epoch:
         self._heard_at = anyio.current_time()
         self._landing: Operation | None = None
         self._sending: Operation | None = None
+        self._local = local_transport(transport) if connection.features & _SHARES == _SHARES else None
+        self._registrations = Registrations(connection.limits, self._submit_own)
 
     @property
     def open_count(self) -> int:
@@ -130,6 +138,22 @@ class Epoch:
         self._fences += pending.operation.verb is Opcode.FENCE
         self._work.set()
         self._wake_clock(pending.deadline)
+
+    def _submit_own(self, pending: Pending) -> None:
+        pending.deadline = anyio.current_time() + self._timeouts.request_seconds
+        self.submit(pending)
+
+    async def share(self, operation: RegionOperation, deadline: float) -> None:
+        """Tell the gateway of the operation's regions, if it can use them and does not know them yet.
+
+        Raises RequestTimeout at `deadline`, LocalProtocolError if a region must not be used any more.
+        """
+        for region in operation.regions:
+            if region.is_retired:
+                region.check_usable()
+        operation.numbers = None
+        if self._local is not None:
+            operation.numbers = await self._registrations.numbers(operation.regions, deadline)
 
     async def abandon(self, operation: Operation) -> None:
         """The caller leaves: forget what is unsent, drain what will be answered, and return once nobody
@@ -157,7 +181,9 @@ class Epoch:
         await self._untouched(operation)
 
     async def _untouched(self, operation: Operation) -> None:
-        while operation in (self._landing, self._sending):
+        while operation in (self._landing, self._sending) or any(
+            pending.operation is operation and pending.written_regions for pending in self._requests.values()
+        ):
             await self._memory.wait()
 
     def say_goodbye(self) -> None:
@@ -188,22 +214,38 @@ class Epoch:
                 tasks.start_soon(self._keep_time)
         finally:
             self.end("closed")
-            self._settle()
+            self._registrations.end()
+            self._settle(are_regions_free=False)
             # Only now have the reader and the writer, and the exceptions that ended them, let go.
             self._landing = self._sending = None
             self._connection.drop_targets()
             self._tell_memory()
             with anyio.CancelScope(shield=True):
+                await self._free_regions()
+                self._settle(are_regions_free=True)
                 await self._transport.aclose()
 
-    def _settle(self) -> None:
-        for request_id, pending in self._requests.items():
-            pending.finish(Outcome.EXPIRED if request_id in self._expired else Outcome.LOST)
+    async def _free_regions(self) -> None:
+        """Wait until the gateway cannot write to this process's memory any more, or retire that memory."""
+        regions = {region for pending in self._requests.values() for region in pending.written_regions}
+        if not regions or self._local is None:
+            return
+        with anyio.move_on_after(self._timeouts.release_seconds) as scope:
+            await self._local.wait_peer_closed()
+        if scope.cancelled_caught:
+            for region in regions:
+                region.retire()
+
+    def _settle(self, *, are_regions_free: bool) -> None:
         for pending in (*self._first, *self._later):
             pending.finish(Outcome.LOST)
-        self._requests.clear()
         self._first.clear()
         self._later.clear()
+        for request_id, pending in list(self._requests.items()):
+            if are_regions_free or not pending.written_regions:
+                del self._requests[request_id]
+                pending.finish(Outcome.EXPIRED if request_id in self._expired else Outcome.LOST)
+        self._tell_memory()
 
     # ------------------------------------------------------------ reader
 
@@ -309,6 +351,8 @@ class Epoch:
             self._stats.replies += 1
             self._stats.replies_abandoned += operation.is_abandoned
             pending.finish(Outcome.ANSWERED if pending.code is ErrorCode.OK else Outcome.REFUSED)
+            if pending.written_regions:
+                self._tell_memory()
 
     def _note(self, pending: Pending, reply: Reply) -> None:
         if isinstance(reply, (StatusReply, ExistReply, ReadReply, ReadRegionReply)) and reply.status:
@@ -318,8 +362,10 @@ class Epoch:
         if isinstance(reply, ReadReply):
             assert isinstance(pending.operation, ReadOperation)
             pending.operation.note(pending, reply.items)  # all others have landed with their payload
-        else:
-            pending.operation.take(pending, reply)
+            return
+        if isinstance(reply, ReadRegionReply):
+            self._stats.bytes_read += sum(row.length for row in reply.items)
+        pending.operation.take(pending, reply)
 
     def _take_notice(self, notice: Notice) -> None:
         match notice:
@@ -411,9 +457,16 @@ class Epoch:
                     self._stats.requests += 1
                     self._wake_clock(pending.deadline)
                 parts: list[Part] = [raw, *frame.payload]
-                payload_bytes = sum(map(len, frame.payload))
+                is_shared = isinstance(frame.message, WriteRegion)
+                payload_bytes = pending.cost_bytes if is_shared else sum(map(len, frame.payload))
+                descriptor = frame.descriptor
                 del frame
-                await self._send_parts(parts)
+                if descriptor is None:
+                    await self._send_parts(parts)
+                else:
+                    assert self._local is not None
+                    self._local.abort_only(Half.SENDING)  # from now on we may have to see the gateway close
+                    await self._local.send_with_descriptor(raw, descriptor)
                 self._stats.bytes_written += payload_bytes
         except LocalProtocolError as exc:
             if pending.was_sent:

@@ -36,6 +36,7 @@ from .fragments import (
     digest_of,
 )
 from .operations import (
+    INLINE_HASH_BYTES,
     GatewayChanged,
     ReadOperation,
     SimpleOperation,
@@ -47,8 +48,8 @@ from .ordering import Call
 from .protocol.constants import ErrorCode
 from .protocol.errors import LinkError, RequestError, RequestTimeout
 from .protocol.messages import Check, Delete, Exist
-
-INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
+from .regions import RegionSlice
+from .sharing import as_memory, read_operation, write_operation
 
 _NOBODY = Way(cuts_itself=True, fragment_bytes=0, takes_fragments=False, boot_id=b"")  # for no keys at all
 
@@ -135,13 +136,13 @@ class Fragmenting:
         self,
         namespace: bytes,
         keys: tuple[bytes, ...],
-        buffers: Sequence[Buffer],
+        memory: Sequence[Buffer | RegionSlice],
         call: Call,
         *,
         is_verified: bool,
     ) -> tuple[bytes, tuple[int, ...]]:
         """Statuses and lengths. Nothing here depends on who cut: fragments name their contents."""
-        operation = ReadOperation(namespace, keys, buffers, is_verified=is_verified)
+        operation = read_operation(namespace, keys, memory, is_verified=is_verified)
         try:
             way = await self._way_for(keys, call)
             await self._perform(operation, call)
@@ -150,6 +151,7 @@ class Fragmenting:
         self._note(operation)
         statuses, lengths = operation.statuses, operation.lengths
         if MANIFEST_BYTES in lengths:
+            buffers = [as_memory(buffer) for buffer in memory]
             manifests = _manifests(operation, buffers, statuses, way)
             for item, manifest in list(manifests.items()):
                 if manifest.object_bytes > memoryview(buffers[item]).nbytes:
@@ -202,12 +204,12 @@ class Fragmenting:
         self,
         namespace: bytes,
         keys: tuple[bytes, ...],
-        payloads: Sequence[Buffer | Sequence[Buffer]],
+        payloads: Sequence[Buffer | RegionSlice | Sequence[Buffer | RegionSlice]],
         call: Call,
     ) -> bytes:
         """Store each object, whole or not at all."""
         while True:
-            operation = WriteOperation(namespace, keys, payloads)
+            operation = write_operation(namespace, keys, payloads)
             try:
                 way = await self._way_for(keys, call)
                 cutting = [

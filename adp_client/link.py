@@ -21,7 +21,7 @@ from .protocol.events import NoticeReceived, Opened, PeerClosed
 from .protocol.messages import ErrorMessage, Hello
 from .results import GatewayInfo
 from .stats import ClientStats
-from .transport.base import Transport
+from .transport.base import Transport, local_transport
 from .transport.endpoints import Endpoint, parse_endpoint
 from .transport.trust import TLSFailure
 
@@ -167,8 +167,13 @@ class Link:
     async def _greet(self, transport: Transport) -> Connection:
         connection = Connection(Role.CLIENT)
         token = self._config.token
+        features = FEATURES
+        if self._config.verify_payloads:
+            features |= Feature.END_TO_END
+        if local_transport(transport) is not None:
+            features |= Feature.REGIONS
         hello = Hello(
-            features=FEATURES | (Feature.END_TO_END if self._config.verify_payloads else Feature.NONE),
+            features=features,
             token=b"" if token is None else token.encode(),
             agent=AGENT,
         )

@@ -37,6 +37,7 @@ from .protocol.messages import (
 )
 
 UNSETTLED = 255
+INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
 _READ_ROW_BYTES = 4
 _WRITE_ROW_BYTES = 24
 _EMPTY = xxhash.xxh3_64_intdigest(b"")
@@ -89,6 +90,14 @@ class Operation:
             else:
                 for position, status in enumerate(reply.statuses, first):
                     self.statuses[items[position]] = status
+
+    async def examine(self) -> None:
+        """Look at what has come, where nobody has done so yet."""
+
+    @property
+    def hazard(self) -> str:
+        """Why nothing of this may be asked again, as the end of a sentence; empty if it may."""
+        return ""
 
     def let_go(self) -> None:
         """The verb is over: keep no view of the caller's memory."""

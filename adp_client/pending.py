@@ -13,6 +13,7 @@ from .protocol.messages import Request
 
 if TYPE_CHECKING:
     from .operations import Operation
+    from .regions import SharedRegion
 
 
 class Outcome(enum.Enum):
@@ -28,10 +29,11 @@ class Outcome(enum.Enum):
 
 @attrs.frozen
 class Frame:
-    """One frame of a request: a message and the memory that follows it."""
+    """One frame of a request: a message, and the memory that follows it."""
 
     message: Request
     payload: Sequence[memoryview] = ()
+    descriptor: int | None = None  # that travels along
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -45,6 +47,7 @@ class Pending:
     items: Sequence[int]
     frames: Sequence[Frame]
     cost_bytes: int = 0
+    written_regions: "Sequence[SharedRegion]" = ()  # by the gateway, until it has answered
     deadline: float = math.inf  # of the call: queueing counts
     was_sent: bool = False
     outcome: Outcome | None = None

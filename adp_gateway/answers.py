@@ -4,12 +4,23 @@ Every part of a session that handles requests (`reading`, `writing`, the session
 """
 
 import logging
+from typing import TypeAlias
 
 import attrs
 
 from adp_client.protocol.connection import Connection
 from adp_client.protocol.constants import ErrorCode
-from adp_client.protocol.messages import Exist, ExistReply, Read, ReadReply, Reply, Request, StatusReply
+from adp_client.protocol.messages import (
+    Exist,
+    ExistReply,
+    Read,
+    ReadRegion,
+    ReadRegionReply,
+    ReadReply,
+    Reply,
+    Request,
+    StatusReply,
+)
 
 from .errors import CorruptRecord, DeviceFull, StorageError
 from .outbox import Frame, Outbox
@@ -22,6 +33,9 @@ _STORAGE_CODES: dict[type[StorageError], ErrorCode] = {
     CorruptRecord: ErrorCode.CORRUPT,
     DeviceFull: ErrorCode.CAPACITY_EXHAUSTED,
 }
+
+
+Refusal: TypeAlias = StatusReply | ExistReply | ReadReply | ReadRegionReply
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -48,13 +62,11 @@ class Answers:
 
     def refuse(self, request_id: int, message: Request, code: ErrorCode) -> None:
         """Answer a whole request with `code`, whatever of it has been answered already."""
-        kinds: dict[type, type[StatusReply | ExistReply | ReadReply]] = {Exist: ExistReply, Read: ReadReply}
+        kinds: dict[type, type[Refusal]] = {Exist: ExistReply, Read: ReadReply, ReadRegion: ReadRegionReply}
         reply = self.refusal(kinds.get(type(message), StatusReply), code)
         self.outbox.put_in_turn(Frame(parts=[self.connection.reply(request_id, reply)]))
 
-    def refusal(
-        self, kind: "type[StatusReply | ExistReply | ReadReply]", code: ErrorCode
-    ) -> StatusReply | ExistReply | ReadReply:
+    def refusal(self, kind: type[Refusal], code: ErrorCode) -> Refusal:
         """A reply that says `code` of the whole request, and when to come back if that helps."""
         retry_after_ms = self.shared.admission.retry_after_ms if code is ErrorCode.OVERLOADED else 0
         return kind(status=code, retry_after_ms=retry_after_ms)

@@ -2,11 +2,12 @@
 
     reader    the only task that receives; takes requests, finds memory for payloads, answers EXIST and PING
     writer    the only task that sends (`outbox`)
-    requests  one task for each READ, DELETE and CHECK, one for each frame of a WRITE; the window bounds them
+    requests  one task for each request, but one for each frame of a WRITE; the window bounds them
 
 Everything lives in the session's task group. Leaving it, for whatever reason, cancels what is under way,
-releases every lease and block, and closes the socket; what a dead client had half written is gone with its
-memory. Requests of a connection run side by side; `fences` says which may start.
+releases every lease and block, and closes the socket last of all: memory that a client shares with us is all
+its own again when it sees that. What a dead client had half written is gone with its memory. Requests of a
+connection run side by side; `fences` says which may start.
 """
 
 import contextlib
@@ -42,25 +43,31 @@ from adp_client.protocol.messages import (
     Ping,
     Pong,
     Read,
+    ReadRegion,
+    RegionClose,
+    RegionOpen,
     Request,
     StatusReply,
     Welcome,
     Write,
+    WriteRegion,
 )
 from adp_client.protocol.state import State
-from adp_client.transport import Transport
+from adp_client.transport import Half, Transport, local_transport
 
 from .admission import message_bytes
 from .answers import Answers
 from .fences import Era, Fences
 from .outbox import Frame, Outbox
 from .reading import Reads
+from .regions import RegionRefused, Regions
 from .replies import (
     EXIST_HEAD_BYTES,
     MIN_BODY_BYTES,
     MIN_PAYLOAD_BYTES,
 )
 from .shared import Shared
+from .sharing import SharedTransfers
 from .store.base import ReadLease
 from .views import StoreView
 from .writing import Writes
@@ -75,6 +82,7 @@ class Session:
 
     def __init__(self, transport: Transport, shared: Shared, *, peer: str) -> None:
         self._transport = transport
+        self._local = local_transport(transport)
         self._shared = shared
         self._store = StoreView(shared.store)
         self._peer = peer
@@ -86,6 +94,8 @@ class Session:
         self._fences = Fences()
         self._reads = Reads(self._answers, self._store)
         self._writes = Writes(self._answers, self._store, self._fences)
+        self._regions = Regions(shared.region_budget)
+        self._shared_transfers = SharedTransfers(self._answers, self._store, self._regions)
         self._deadline = anyio.CancelScope()
         self._received_bytes = 0  # counted wherever they arrive, also in a thread
         self._stalled: tuple[int, float] | None = None  # what had come when others were first seen waiting
@@ -119,7 +129,10 @@ class Session:
             self._outbox.close()
             self._writes.leave()
             self._shared.counters.sessions -= 1
-            await self._transport.aclose()
+            try:
+                await self._regions.leave()
+            finally:
+                await self._transport.aclose()
 
     def drain(self) -> None:
         """Ask the client to leave: it is told, what it asked is answered, then the connection closes."""
@@ -149,11 +162,10 @@ class Session:
         try:
             while True:
                 try:
-                    count = await self._receive_bytes()
+                    await self._receive_bytes()
                 except OSError as exc:
                     log.debug("%s: %s", self._peer, exc)
                     return None
-                connection.bytes_received(count)
                 if not self._is_in_the_way:
                     self._stalled = None
                 # What the gateway itself takes its time for is not held against the peer.
@@ -183,15 +195,22 @@ class Session:
             or self._writes.is_owed_frames
         )
 
-    async def _receive_bytes(self) -> int:
+    async def _receive_bytes(self) -> None:
         views = self._connection.receive_buffers()
-        if not self._connection.is_receiving_payload:
-            return await self._transport.receive_some(views)
-        try:
-            await self._transport.receive_exactly(views, self._count)
-        except EOFError:
-            return 0
-        return sum(map(len, views))
+        count, descriptors = sum(map(len, views)), 0
+        if self._connection.is_receiving_payload:
+            try:
+                await self._transport.receive_exactly(views, self._count)
+            except EOFError:
+                count = 0
+        elif Feature.REGIONS in self._connection.features and self._local is not None:
+            received = self._regions.received
+            before = len(received)
+            count = await self._local.receive_with_descriptors(views, received)
+            descriptors = len(received) - before
+        else:
+            count = await self._transport.receive_some(views)
+        self._connection.bytes_received(count, descriptors=descriptors)
 
     def _count(self, received_bytes: int) -> None:
         self._received_bytes += received_bytes
@@ -244,8 +263,11 @@ class Session:
             self._peer = self._answers.peer = f"{self._peer} ({tenant.name})"
         self._answers.max_body_bytes = hello.max_body_bytes
         self._answers.max_payload_bytes = hello.max_payload_bytes
+        features = FEATURES
+        if self._local is not None:
+            features |= Feature.REGIONS
         welcome = Welcome(
-            features=FEATURES,
+            features=features,
             boot_id=self._shared.boot_id,
             limits=self._shared.limits,
             agent=self._shared.agent,
@@ -253,6 +275,8 @@ class Session:
         self._outbox.put_prompt(self._connection.accept(welcome))
         if Feature.CREDITS in self._connection.features:
             self._shared.credits.join(self._credit)
+        if self._local is not None and Feature.REGIONS in self._connection.features:
+            self._local.abort_only(Half.RECEIVING)  # no end that the client can see before we close
         log.debug("%s: %r", self._peer, hello.agent)
 
     def _credit(self, credit: Credit) -> None:
@@ -263,6 +287,8 @@ class Session:
 
     async def _take_request(self, request_id: int, message: Request, requests: anyio.abc.TaskGroup) -> None:
         self._shared.counters.requests[type(message).__name__] += 1
+        if isinstance(message, RegionOpen):
+            self._regions.keep(request_id)
         if isinstance(message, (Fence, Goodbye)):
             reply = StatusReply() if isinstance(message, Fence) else GoodbyeReply()
             self._fences.bar(lambda: self._reach(request_id, reply))
@@ -271,7 +297,7 @@ class Session:
             self._answer_at_once(request_id, message)
             return
         cost_bytes = message_bytes(message)
-        if not self._shared.admission.admit(cost_bytes):
+        if cost_bytes and not self._shared.admission.admit(cost_bytes):
             self._answers.refuse(request_id, message, ErrorCode.OVERLOADED)
             return
         era = self._fences.enter()
@@ -311,6 +337,15 @@ class Session:
                     self._answers.statuses(request_id, await self._store.delete_many(namespace, keys))
                 case Check(namespace=namespace, keys=keys):
                     self._answers.statuses(request_id, await self._store.check_many(namespace, keys))
+                case ReadRegion():
+                    await self._shared_transfers.read(request_id, message)
+                case WriteRegion():
+                    await self._shared_transfers.write(request_id, message)
+                case RegionOpen():
+                    self._open_region(request_id, message)
+                case RegionClose(region=region):
+                    code = await self._regions.close(region)
+                    self._answers.prompt(request_id, StatusReply(status=code))
                 case Exist() | Ping():
                     self._answer_at_once(request_id, message)
                 case _:
@@ -321,6 +356,15 @@ class Session:
         finally:
             self._shared.admission.leave(cost_bytes)
         self._fences.leave(era)
+
+    def _open_region(self, request_id: int, message: RegionOpen) -> None:
+        code = ErrorCode.OK
+        try:
+            self._regions.open(request_id, message.region, message.region_bytes)
+        except RegionRefused as exc:
+            log.info("%s: region %d refused: %s", self._peer, message.region, exc)
+            code = exc.code
+        self._answers.prompt(request_id, StatusReply(status=code))
 
     def _answer_at_once(self, request_id: int, message: Exist | Ping) -> None:
         if isinstance(message, Ping):

@@ -9,6 +9,7 @@ from .buffers import Arena
 from .counters import Counters
 from .credits import Credits
 from .logs import Complaints
+from .regions import RegionBudget
 from .store.base import ObjectStore
 from .tenants import Door
 
@@ -42,3 +43,4 @@ class Shared:
     max_queued_bytes: int = 8 << 20
     counters: Counters = attrs.field(factory=Counters)
     complaints: Complaints = attrs.field(factory=Complaints)
+    region_budget: RegionBudget = attrs.field(factory=RegionBudget)

@@ -17,6 +17,8 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 
+import attrs
+
 from .buffer import ReceiveBuffer
 from .codec import OPCODES, decode_body, encode_body
 from .constants import (
@@ -60,11 +62,23 @@ from .messages import (
 from .state import Machine, State, Step
 from .window import Window
 
+#: Times that descriptors came, without a frame that took them: with a frame that is not whole, and the next.
+MAX_EARLY_DESCRIPTORS = 2
+
 _NOTICE_STEPS: dict[type, tuple[Step, Step]] = {
     Goodbye: (Step.SEND_GOODBYE, Step.RECEIVE_GOODBYE),
     Credit: (Step.SEND_CREDIT, Step.RECEIVE_CREDIT),
     ErrorMessage: (Step.SEND_ERROR, Step.RECEIVE_ERROR),
 }
+
+
+@attrs.frozen
+class _Descriptors:
+    """`count` descriptors that came along with bytes `[begin, end)` of the stream."""
+
+    begin: int
+    end: int
+    count: int
 
 
 class Connection:
@@ -87,6 +101,8 @@ class Connection:
         self.features = Feature.NONE
         self.limits = Limits()
         self._window = Window(0, 0)
+        self._received_bytes = 0
+        self._descriptors: deque[_Descriptors] = deque()  # that no frame has taken yet
 
     @property
     def state(self) -> State:
@@ -270,12 +286,21 @@ class Connection:
         """The peer has begun a frame and owes the rest of it."""
         return self._header is not None or self._expected is not None or not self._buffer.is_empty
 
-    def bytes_received(self, count: int) -> None:
-        """`count` bytes are in `receive_buffers()`; 0 means that the peer has closed its side."""
+    def bytes_received(self, count: int, *, descriptors: int = 0) -> None:
+        """`count` bytes are in `receive_buffers()`; 0 means that the peer has closed its side.
+
+        `descriptors` came along with them. The owner keeps them, in order: each RegionOpen that `next_event`
+        tells takes the oldest, and a RemoteProtocolError means that there are too many of them, or too few.
+        """
         if count == 0:
             self._is_eof = True
         else:
             self._buffer.received(count)
+        if descriptors:
+            self._descriptors.append(
+                _Descriptors(self._received_bytes, self._received_bytes + count, descriptors)
+            )
+        self._received_bytes += count
 
     def accept_payload(self, targets: Sequence[memoryview | None]) -> None:
         """Memory for the payload that PayloadExpected spoke of; None for an item whose bytes nobody wants.
@@ -317,6 +342,8 @@ class Connection:
             raise RemoteProtocolError(str(exc), exc.code) from None
 
     def _next_event(self) -> Event | None:
+        if len(self._descriptors) > MAX_EARLY_DESCRIPTORS:
+            raise LocalProtocolError("descriptors that belong to no frame", ErrorCode.UNEXPECTED_MESSAGE)
         if self._expected is not None:
             if self._is_accepted and self._buffer.is_filled:
                 return self._finish_payload(self._expected)
@@ -338,6 +365,7 @@ class Connection:
                 raise LocalProtocolError(
                     f"a payload of {header.payload_bytes} bytes", ErrorCode.LIMIT_EXCEEDED
                 )
+            self._check_descriptors(header)
             self._buffer.consume(HEADER_BYTES)
             self._header = header
         body = self._buffer.peek(self._header.body_bytes)
@@ -360,6 +388,20 @@ class Connection:
         )
         self._is_accepted = False
         return self._expected
+
+    def _check_descriptors(self, header: FrameHeader) -> None:
+        """A descriptor comes with the first byte of a REGION_OPEN. No receiver sees that exactly: the system
+        hands over bytes from before it as well, in one go."""
+        begun = self._received_bytes - len(self._buffer.unparsed)
+        early = self._descriptors
+        if early and early[0].end <= begun:
+            raise LocalProtocolError(
+                "a descriptor with a frame that takes none", ErrorCode.UNEXPECTED_MESSAGE
+            )
+        if header.opcode is not Opcode.REGION_OPEN or header.flags & Flag.REPLY:
+            return
+        if not early or early[0].begin > begun or early.popleft().count != 1:
+            raise LocalProtocolError("REGION_OPEN comes with one descriptor", ErrorCode.UNEXPECTED_MESSAGE)
 
     def _dispatch(self, header: FrameHeader, message: Message) -> Event:
         """Check one whole body against the state and the exchange it belongs to."""

@@ -209,6 +209,8 @@ class Exchange:
         end = item.offset + item.length
         if end > item.object_bytes or (item.length == 0 and item.object_bytes):
             raise LocalProtocolError(f"bytes {item.offset} to {end} of {item.object_bytes}")
+        if self.opcode is Opcode.READ_REGION and end - item.offset != item.object_bytes:
+            raise LocalProtocolError("a part of an object in a region")
         if item.object_bytes > self._capacities[item.index]:
             raise LocalProtocolError(f"item {item.index} is larger than its memory")
         if end == item.object_bytes:

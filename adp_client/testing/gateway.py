@@ -43,34 +43,32 @@ from adp_client.protocol.messages import (
     Pong,
     Read,
     ReadItem,
+    ReadRegion,
+    ReadRegionReply,
     ReadReply,
+    RegionClose,
+    RegionOpen,
     Release,
     Reply,
     StatusReply,
     Welcome,
     Write,
+    WriteRegion,
 )
 from adp_client.protocol.state import State
-from adp_client.transport.base import Part, Transport
+from adp_client.transport.base import Part, Transport, local_transport
 from adp_client.transport.endpoints import Endpoint
 from adp_client.transport.memory import memory_pair
 
 from .leases import Claim, LeaseBook
+from .regions import MemoryRegions, StoredObject
 
 Script = Callable[["Session", RequestReceived], Awaitable[bool]]
 
-ANNOUNCED = Feature.FRAGMENTS | Feature.END_TO_END | Feature.CREDITS | Feature.LEASES
+ANNOUNCED = Feature.FRAGMENTS | Feature.END_TO_END | Feature.CREDITS | Feature.LEASES | Feature.REGIONS
 
 FAREWELL_SECONDS = 1.0  # for a violator to take the ERROR that says why it is closed
 _REPLY_HEAD_BYTES, _EXIST_HEAD_BYTES, _READ_ITEM_BYTES = 16, 32, 32
-
-
-@attrs.define
-class StoredObject:
-    """Bytes, and the checksum that their writer gave."""
-
-    data: bytes
-    checksum: int
 
 
 class Session:
@@ -85,6 +83,8 @@ class Session:
         self.notices: list[Notice] = []
         self._open_writes: dict[int, list[tuple[bytes, bytearray, int]]] = {}
         self._memory: list[memoryview] = []
+        self.regions = MemoryRegions()
+        self._local = local_transport(transport)
         self._lock = anyio.Lock()
         self._unanswered: set[int] = set()
         self._asked: deque[RequestReceived] = deque()  # whole requests whose turn has not come
@@ -120,8 +120,7 @@ class Session:
             while True:
                 event = connection.next_event()
                 if event is None:
-                    count = await self.transport.receive_some(connection.receive_buffers())
-                    connection.bytes_received(count)
+                    await self._receive()
                 elif isinstance(event, HelloReceived):
                     await self.greet(event)
                 elif isinstance(event, PayloadExpected):
@@ -141,10 +140,21 @@ class Session:
         finally:
             self.is_over = True
             self.gateway.leases.leave(self)
+            self.regions.leave()
             self.transport.abort()
             with anyio.CancelScope(shield=True):
                 await self.transport.aclose()
             self.gateway.ended.append(self)
+
+    async def _receive(self) -> None:
+        connection, views = self.connection, self.connection.receive_buffers()
+        if self._local is None or connection.is_receiving_payload:
+            connection.bytes_received(await self.transport.receive_some(views))
+            return
+        received = self.regions.received
+        before = len(received)
+        count = await self._local.receive_with_descriptors(views, received)
+        connection.bytes_received(count, descriptors=len(received) - before)
 
     async def refuse(self, violation: RemoteProtocolError) -> None:
         """The last words to a client that broke the protocol, if it takes them."""
@@ -162,8 +172,11 @@ class Session:
         if any(extension.tag & CRITICAL_EXTENSION for extension in hello.extensions):
             raise RemoteProtocolError("a critical extension is unknown", ErrorCode.UNSUPPORTED_VERSION)
         self.hello = hello
+        features = gateway.features
+        if self._local is None:
+            features &= ~Feature.REGIONS
         welcome = Welcome(
-            features=gateway.features,
+            features=features,
             boot_id=gateway.boot_id,
             limits=gateway.limits,
             agent="memory-gateway",
@@ -302,6 +315,14 @@ class Session:
                 return StatusReply(statuses=bytes(self._check(namespace, key) for key in keys))
             case Fence():
                 return StatusReply()
+            case RegionOpen(region=region, region_bytes=region_bytes):
+                return StatusReply(status=self.regions.open(region, region_bytes))
+            case RegionClose(region=region):
+                return StatusReply(status=self.regions.close(region))
+            case ReadRegion():
+                return ReadRegionReply(items=self.regions.read(self.gateway.objects, event.message))
+            case WriteRegion():
+                return StatusReply(statuses=self.regions.write(self.gateway.objects, event.message))
             case Ping(nonce=nonce):
                 return Pong(nonce=nonce)
             case Goodbye():

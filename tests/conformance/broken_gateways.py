@@ -731,7 +731,7 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "4.4-features": [with_session(greeting(features=Feature.FRAGMENTS))],
     "4.4-unknown-features": [with_session(greeting(features=Feature.FRAGMENTS))],
     "4.4-extension-skipped": [with_session(NoExtensions)],
-    "10-full": [with_session(Session)],
+    "10-full": [with_session(greeting(features=Feature.LEASES | Feature.CREDITS))],
     "5.1-narrow-and-wide-keys": [
         folding(lambda namespace, key: (namespace, key[:0] if len(key) > 64 else key))
     ],

@@ -429,7 +429,7 @@ def test_features_that_were_agreed_on() -> None:
     }
     for request, reply in replies.items():
         number, raw = client.request(request)
-        (asked,) = receive(gateway, raw)
+        (asked,) = receive(gateway, raw, descriptors=isinstance(request, RegionOpen))
         assert asked.message == request  # type: ignore[union-attr]
         (answered,) = receive(client, gateway.reply(number, reply))
         assert answered.message == reply  # type: ignore[union-attr]

@@ -10,8 +10,13 @@ BOOT = b"boot-id-16-bytes"
 NAMESPACE = bytes(range(32))
 
 
-def receive(connection: Connection, raw: bytes, chunk: int = 1 << 20) -> Iterable[Event]:
-    """Give `raw` to a core, at most `chunk` bytes at a time, with memory of its own for every payload."""
+def receive(
+    connection: Connection, raw: bytes, chunk: int = 1 << 20, *, descriptors: int = 0
+) -> Iterable[Event]:
+    """Give `raw` to a core, at most `chunk` bytes at a time, with memory of its own for every payload.
+
+    `descriptors` come along with the first of them.
+    """
     rest = memoryview(raw)
     while rest:
         views = connection.receive_buffers()
@@ -23,7 +28,8 @@ def receive(connection: Connection, raw: bytes, chunk: int = 1 << 20) -> Iterabl
             rest, room = rest[count:], room + count
             if count < len(view):
                 break
-        connection.bytes_received(room)
+        connection.bytes_received(room, descriptors=descriptors)
+        descriptors = 0
         yield from drain(connection)
 
 
