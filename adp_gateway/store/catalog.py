@@ -11,6 +11,7 @@ whichever segments are removed later, in whatever order.
 import attrs
 
 from .format import Kind, Record
+from .holds import Holds
 from .index import Entry, Index
 from .leases import LeaseLedger
 from .segment import Segment
@@ -36,6 +37,7 @@ class Catalog:
 
     index: Index = attrs.field(factory=Index)
     ledger: LeaseLedger = attrs.field(factory=LeaseLedger)
+    holds: Holds = attrs.field(factory=Holds)
     segments: dict[int, Segment] = attrs.field(factory=dict)  # oldest first
     doomed: list[Segment] = attrs.field(factory=list)  # without objects; their files are to be removed
     active: Segment | None = None

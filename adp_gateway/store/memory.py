@@ -14,7 +14,9 @@ import anyio.lowlevel
 import attrs
 import xxhash
 
-from .base import Extent, PutItem, ReadLease, Status, StoreStats
+from .base import Extent, Hold, PutItem, ReadLease, Status, StoreStats
+from .deletes import delete_when_free
+from .holds import Holds
 from .leases import Cohort, LeaseLedger, Subject
 
 
@@ -71,7 +73,7 @@ class MemoryLease:
 
 
 class MemoryStore:
-    """`ObjectStore` in RAM: the same limits, and eviction of the least recently used, never of the leased."""
+    """`ObjectStore` in RAM: the same limits, and eviction of the least recently used that nobody needs."""
 
     def __init__(self, *, capacity_bytes: int = 1 << 30, max_object_bytes: int = 64 << 20) -> None:
         self._capacity_bytes = capacity_bytes
@@ -79,6 +81,7 @@ class MemoryStore:
         self._objects: OrderedDict[Subject, StoredObject] = OrderedDict()  # least recently used first
         self._object_bytes = 0
         self._ledger = LeaseLedger()
+        self._holds = Holds()
         self._stored = self._evicted = self._evicted_bytes = self._corrupt = 0
 
     @property
@@ -89,6 +92,10 @@ class MemoryStore:
     def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """OK or NOT_FOUND for each key."""
         return bytes([(namespace, key) not in self._objects for key in keys])
+
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> tuple[bytes, Hold]:
+        """As `exist`, and hold what is there."""
+        return self._holds.hold(namespace, keys, self.exist(namespace, keys))
 
     def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
         """Pin each object that is there."""
@@ -117,18 +124,11 @@ class MemoryStore:
         return bytes([self._put((namespace, item.key), item) for item in items])
 
     async def delete_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
-        """Delete each key, then wait for its readers."""
-        subjects = [(namespace, key) for key in keys]
-        statuses = bytes([Status.OK if self._drop(subject) else Status.NOT_FOUND for subject in subjects])
-        drained = anyio.Event()
-        drain = self._ledger.drain(subjects, drained.set)
-        try:
-            if drain.is_done:
-                await anyio.lowlevel.checkpoint()
-            else:
-                await drained.wait()
-        finally:
-            self._ledger.abandon(drain)
+        """Delete each key when nothing holds it, then wait for its readers."""
+        statuses = await delete_when_free(
+            namespace, keys, holds=self._holds, ledger=self._ledger, drop=lambda *subject: self._drop(subject)
+        )
+        await anyio.lowlevel.checkpoint()
         return statuses
 
     async def check_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
@@ -157,6 +157,7 @@ class MemoryStore:
             objects=len(self._objects),
             segments=0,
             leases=self._ledger.readers,
+            held_items=self._holds.items,
             stored_objects=self._stored,
             evicted_objects=self._evicted,
             evicted_bytes=self._evicted_bytes,
@@ -208,7 +209,7 @@ class MemoryStore:
         for subject, stored in self._objects.items():
             if excess <= 0:
                 break
-            if subject != keep and not self._ledger.is_leased(subject):
+            if subject != keep and not self._ledger.is_leased(subject) and not self._is_held(subject):
                 victims.append(subject)
                 excess -= len(stored.payload)
         if excess > 0:
@@ -218,6 +219,10 @@ class MemoryStore:
             self._evicted += 1
             self._drop(victim)
         return True
+
+    def _is_held(self, subject: Subject) -> bool:
+        namespace, key = subject
+        return self._holds.items > 0 and key in self._holds.held(namespace)
 
     def _drop(self, subject: Subject) -> bool:
         stored = self._objects.pop(subject, None)

@@ -3,13 +3,20 @@
 Objects leave as they came, a segment at a time, oldest first. An object that has been read since it was
 written is written again at the front instead of being evicted, and must be read again to earn that again: the
 CLOCK rule, with a segment for a tick. It comes close to least-recently-used and costs a read one flag.
+
+What is held stays in any case, so it comes first among what is written again; a segment that holds more of it
+than the budget takes is passed over, until its holds have ended.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from .index import Entry, Index
-from .segment import Segment, extent_bytes
+import attrs
+
+from .catalog import Catalog
+from .index import Entry
+from .segment import Layout, Segment, extent_bytes
 
 
 class Survivor(NamedTuple):
@@ -20,27 +27,120 @@ class Survivor(NamedTuple):
     entry: Entry
 
 
-def choose_victim(segments: Iterable[Segment]) -> Segment | None:
+def choose_victim(
+    segments: Iterable[Segment], *, is_fit: Callable[[Segment], bool] = lambda _segment: True
+) -> Segment | None:
     """The segment to give up next: an empty one if there is any, else the oldest; None if all are in use.
 
-    `segments` in order of age. Those being read or written, and the one being filled, are left alone.
+    `segments` in order of age. Those being read or written, and the one being filled, are left alone, and so
+    are those that are not fit: it is asked of one after the other, until one is.
     """
-    candidates = [segment for segment in segments if segment.is_sealed and segment.is_idle]
-    empty = (segment for segment in candidates if not segment.objects)
-    return next(empty, None) or next(iter(candidates), None)
+    idle = candidates(segments)
+    empty = next((segment for segment in idle if not segment.objects), None)
+    return empty or next(filter(is_fit, idle), None)
 
 
-def survivors(index: Index, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
-    """The objects of `victim` that have earned a second chance, as far as the budget goes.
+def candidates(segments: Iterable[Segment]) -> list[Segment]:
+    """Those that nobody uses."""
+    return [segment for segment in segments if segment.is_sealed and segment.is_idle]
+
+
+def survivors(catalog: Catalog, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
+    """The objects of `victim` that are held, then those that have earned a second chance, as far as the
+    budget goes.
 
     The budget is what makes reclaiming end: it must stay well below what removing the victim gives back.
     """
+    held = list(_held(catalog, victim))
+    places = {survivor.entry.place for survivor in held}
+    used = (survivor for survivor in _used(catalog, victim) if survivor.entry.place not in places)
+    for survivor in chain(held, used):
+        budget_bytes -= extent_bytes(survivor.entry.length)
+        if budget_bytes < 0:
+            return
+        yield survivor
+
+
+def _used(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
     for namespace, keys in victim.members.items():
         for key in dict.fromkeys(keys):
-            entry = index.get(namespace, key)
-            if entry is None or entry.segment_id != victim.segment_id or not entry.is_used:
-                continue
-            budget_bytes -= extent_bytes(entry.length)
-            if budget_bytes < 0:
-                return
-            yield Survivor(namespace, key, entry)
+            entry = catalog.index.get(namespace, key)
+            if entry is not None and entry.segment_id == victim.segment_id and entry.is_used:
+                yield Survivor(namespace, key, entry)
+
+
+def _held(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
+    if not catalog.holds.items:
+        return
+    for namespace, keys in victim.members.items():
+        held = catalog.holds.held(namespace)
+        if not held:
+            continue
+        for key in dict.fromkeys(keys):
+            entry = catalog.index.get(namespace, key) if key in held else None
+            if entry is not None and entry.segment_id == victim.segment_id:
+                yield Survivor(namespace, key, entry)
+
+
+@attrs.define(eq=False)
+class Plan:
+    """What may go when, in a store that takes `capacity_bytes`."""
+
+    _catalog: Catalog
+    _layout: Layout
+    _capacity_bytes: int
+    _hopeless: object = None  # the circumstances in which no victim was found
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more segment would be too much."""
+        return self._catalog.used_bytes + self._layout.segment_bytes > self._capacity_bytes
+
+    def survivor_bytes(self, length: int) -> int:
+        """How much of a segment that is opened for an object of `length` bytes may go to survivors."""
+        return min(self._layout.data_bytes // 2, self._layout.data_bytes - extent_bytes(length))
+
+    def choose_victim(self, budget_bytes: int, stuck: Collection[Segment] = ()) -> Segment | None:
+        """The segment to give up next, none of `stuck`, whose held objects take at most `budget_bytes`."""
+        catalog = self._catalog
+        segments = catalog.segments.values()
+        # A search in vain has looked at all that is held: it is not repeated until a hold has ended.
+        idle = [segment.segment_id for segment in candidates(segments)]
+        circumstances = (catalog.holds.ended, len(catalog.index), idle, budget_bytes)
+        if circumstances == self._hopeless:
+            return None
+
+        def is_fit(segment: Segment) -> bool:
+            return segment not in stuck and not self.has_held_bytes(segment, more_than=max(0, budget_bytes))
+
+        victim = choose_victim(segments, is_fit=is_fit)
+        if victim is None and not stuck:
+            self._hopeless = circumstances
+        return victim
+
+    def needs_reserve(self, length: int) -> bool:
+        """Whether the last free segment must stay free, though `length` bytes have no room elsewhere.
+
+        If it were opened, none could be given up for another, so much is held. And later, when each holds a
+        little only, there would be no room to write that again.
+        """
+        catalog = self._catalog
+        if (
+            not catalog.holds.items
+            or catalog.used_bytes + 2 * self._layout.segment_bytes <= self._capacity_bytes
+            or not candidates(catalog.segments.values())
+        ):
+            return False
+        budget_bytes = self.survivor_bytes(length)
+        active = catalog.active
+        if active is not None and not self.has_held_bytes(active, more_than=budget_bytes):
+            return False
+        return self.choose_victim(budget_bytes) is None
+
+    def has_held_bytes(self, segment: Segment, *, more_than: int) -> bool:
+        """Whether the objects of `segment` that are held would take more than so much of another."""
+        for survivor in _held(self._catalog, segment):
+            more_than -= extent_bytes(survivor.entry.length)
+            if more_than < 0:
+                return True
+        return False
