@@ -5,8 +5,8 @@
     requests  one task for each READ, DELETE and CHECK, one for each frame of a WRITE; the window bounds them
 
 Everything lives in the session's task group. Leaving it, for whatever reason, cancels what is under way,
-releases every lease and block, and closes the socket; what a dead client had half written is gone with its
-memory. Requests of a connection run side by side; `fences` says which may start.
+releases every lease, pin and block, and closes the socket; what a dead client had half written is gone with
+its memory. Requests of a connection run side by side; `fences` says which may start.
 """
 
 import contextlib
@@ -43,6 +43,7 @@ from adp_client.protocol.messages import (
     Ping,
     Pong,
     Read,
+    Release,
     Request,
     StatusReply,
     Welcome,
@@ -54,6 +55,7 @@ from adp_client.transport import Transport
 from .admission import message_bytes
 from .answers import Answers
 from .fences import Era, Fences
+from .leasing import Leases
 from .outbox import Frame, Outbox
 from .reading import Reads
 from .replies import (
@@ -67,7 +69,7 @@ from .writing import Writes
 
 log = logging.getLogger(__name__)
 
-FEATURES = Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
+FEATURES = Feature.LEASES | Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
 
 
 class Session:
@@ -86,6 +88,7 @@ class Session:
         self._fences = Fences()
         self._reads = Reads(self._answers, self._store)
         self._writes = Writes(self._answers, self._store, self._fences)
+        self._leases = Leases(shared, self._store)
         self._deadline = anyio.CancelScope()
         self._received_bytes = 0  # counted wherever they arrive, also in a thread
         self._stalled: tuple[int, float] | None = None  # what had come when others were first seen waiting
@@ -108,6 +111,7 @@ class Session:
                 self._over = tasks.cancel_scope
                 tasks.start_soon(self._send)
                 tasks.start_soon(self._leave_when_drained)
+                tasks.start_soon(self._leases.expire)
                 violation = await self._receive()
                 if violation is not None:
                     await self._say_why(violation)
@@ -118,6 +122,7 @@ class Session:
             self._shared.credits.leave(self._credit)
             self._outbox.close()
             self._writes.leave()
+            self._leases.leave()
             self._shared.counters.sessions -= 1
             await self._transport.aclose()
 
@@ -141,7 +146,10 @@ class Session:
                 violation = RemoteProtocolError(reason, ErrorCode.TIMED_OUT)
             self._answers.is_over = True
             requests.cancel_scope.cancel()
-        self._writes.release()  # now, not after the farewell: others may be waiting for the memory
+        # Now, not after the farewell: others may be waiting for the memory, or to delete. A DELETE of this
+        # connection that waited for its own leases has been cancelled before they end.
+        self._writes.release()
+        self._leases.leave()
         return violation
 
     async def _take_events(self, requests: anyio.abc.TaskGroup) -> RemoteProtocolError | None:
@@ -264,6 +272,10 @@ class Session:
             reply = StatusReply() if isinstance(message, Fence) else GoodbyeReply()
             self._fences.bar(lambda: self._reach(request_id, reply))
             return
+        if isinstance(message, Release):
+            # Not held back by a FENCE: a DELETE before it may be waiting for just this.
+            self._answers.statuses(request_id, self._leases.release(message.lease_ids))
+            return
         if isinstance(message, (Exist, Ping)) and self._fences.current.is_open:
             self._answer_at_once(request_id, message)
             return
@@ -324,17 +336,19 @@ class Session:
             self._answers.prompt(request_id, Pong(nonce=message.nonce))
             return
         try:
-            statuses = self._store.exist(message.namespace, message.keys)
+            found = self._leases.look_up(message)
         except Exception as exc:
             self._answers.refuse(request_id, message, self._answers.code_for(exc))
             return
         step = max(1, self._answers.max_body_bytes - EXIST_HEAD_BYTES)
-        for first in range(0, len(statuses), step):
-            self._answers.prompt(
-                request_id,
-                ExistReply(first=first, statuses=statuses[first : first + step]),
-                is_final=first + step >= len(statuses),
+        for first in range(0, len(found.statuses), step):
+            reply = ExistReply(
+                first=first,
+                statuses=found.statuses[first : first + step],
+                lease_id=found.lease_id,
+                lease_ms=found.lease_ms,
             )
+            self._answers.prompt(request_id, reply, is_final=first + step >= len(found.statuses))
 
     # ------------------------------------------------------------ sending, and the end
 

@@ -36,7 +36,7 @@ async def test_handshake_tells_the_limits_and_only_what_is_implemented() -> None
     async with house(limits=NARROW) as home:
         peer = await home.connect(Hello(features=~0 & 0xF))
         assert peer.connection.limits == NARROW
-        assert [feature.name for feature in peer.connection.features] == ["FRAGMENTS", "CREDITS"]
+        assert [feature.name for feature in peer.connection.features] == ["LEASES", "FRAGMENTS", "CREDITS"]
         peer = await home.connect(Hello())
         assert not peer.connection.features
 
