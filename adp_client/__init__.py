@@ -8,6 +8,7 @@ from .config import BackoffConfig as BackoffConfig
 from .config import ClientConfig as ClientConfig
 from .config import Timeouts as Timeouts
 from .config import TLSConfig as TLSConfig
+from .leases import Lease as Lease
 from .protocol.constants import ErrorCode as ErrorCode
 from .protocol.keys import ObjectKey as ObjectKey
 from .results import CheckResult as CheckResult
@@ -28,6 +29,7 @@ __all__ = [
     "ErrorCode",
     "ExistResult",
     "GatewayInfo",
+    "Lease",
     "ObjectKey",
     "ReadResult",
     "TLSConfig",

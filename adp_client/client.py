@@ -15,6 +15,7 @@ are yours; nobody reads or writes them any more. A cancelled READ or WRITE may t
 """
 
 import functools
+import math
 import os
 import random
 import threading
@@ -165,11 +166,22 @@ class Client:
 
     # ------------------------------------------------------------ verbs
 
-    async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> ExistResult:
-        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others."""
+    async def exist(
+        self, namespace: bytes, keys: Sequence[bytes], *, lease_seconds: float | None = None
+    ) -> ExistResult:
+        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others.
+
+        With `lease_seconds` they are also to stay there so long, or as long as the gateway grants; see
+        `ExistResult.lease`. A call that raises, cancellation included, leaves no lease behind.
+        """
         namespace, keys = check_namespace(namespace), check_keys(keys)
+        if lease_seconds is not None and not 0 < lease_seconds < math.inf:
+            raise LocalProtocolError(f"a lease of {lease_seconds} seconds")
         with await self._begin(self.config.timeouts.exist_seconds) as call:
-            return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
+            if lease_seconds is None:
+                return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
+            statuses, lease = await self._fragmenting.exist_leased(namespace, keys, lease_seconds, call)
+            return ExistResult(statuses=statuses, lease=lease)
 
     async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
         """Read object i into `buffers[i]` (writable, contiguous; a larger one gets a prefix).
@@ -268,6 +280,7 @@ class Client:
         self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float
     ) -> None:
         limits = epoch.limits
+        operation.begin(epoch)
         if not isinstance(operation, WriteOperation):
             for pending in operation.requests(limits):
                 pending.deadline = deadline

@@ -14,6 +14,7 @@ request that is still open is told LOST (or EXPIRED), so nobody waits for an epo
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import anyio
 import attrs
@@ -21,6 +22,7 @@ import attrs
 from .config import Timeouts
 from .fragments import Way
 from .landing import Landing
+from .leases import Handback, Handbacks
 from .operations import Operation, ReadOperation
 from .pending import Outcome, Pending
 from .protocol.connection import Connection
@@ -44,9 +46,11 @@ from .protocol.messages import (
     Ping,
     ReadRegionReply,
     ReadReply,
+    Release,
     Reply,
     StatusReply,
 )
+from .protocol.state import State
 from .stats import ClientStats
 from .transport.base import Transport
 
@@ -83,6 +87,7 @@ class Epoch:
         self.number = number
         self.limits = connection.limits
         self.way = Way.of(connection.features, connection.limits, boot_id)
+        self.features = connection.features
         self.is_open = True
         self.has_exchanged = False
         self.ending: Ending | None = None
@@ -96,6 +101,7 @@ class Epoch:
         self._first: deque[Pending] = deque()  # lookups and reads: somebody waits for a token
         self._later: deque[Pending] = deque()  # writes, deletes, fences: in order among themselves
         self._passed_over = 0  # how many have overtaken the head of `_later`
+        self._handbacks = Handbacks()
         self._fences = 0  # in `_later`; while there is one, everything goes behind it
         self._ping_id: int | None = None
         self._wants_ping = False
@@ -126,6 +132,14 @@ class Epoch:
         self._fences += pending.operation.verb is Opcode.FENCE
         self._work.set()
         self._wake_clock(pending.deadline)
+
+    def release(self, lease_ids: Iterable[int]) -> Handback:
+        """Give leases of this epoch back. Never waits; they go before all else that waits to be sent."""
+        handback = self._handbacks.add(lease_ids)
+        if self.ending is not None:
+            self._handbacks.drop()
+        self._work.set()
+        return handback
 
     async def abandon(self, operation: Operation) -> None:
         """The caller leaves: forget what is unsent, drain what will be answered, and return once nobody
@@ -186,6 +200,7 @@ class Epoch:
         self._requests.clear()
         self._first.clear()
         self._later.clear()
+        self._handbacks.drop()
 
     # ------------------------------------------------------------ reader
 
@@ -265,15 +280,28 @@ class Epoch:
             self._ping_id = None
             self._time.set()
             return
+        if self._handbacks.is_answered(event.request_id):
+            return
         pending = self._requests[event.request_id]
         operation = pending.operation
+        if isinstance(event.message, ExistReply) and event.message.lease_id:
+            self._note_lease(pending, event.message)
         if not operation.is_abandoned:
             self._note(pending, event.message)
         if event.is_final:
             del self._requests[event.request_id]
             self._stats.replies += 1
             self._stats.replies_abandoned += operation.is_abandoned
+            if operation.is_abandoned and pending.lease_ids:
+                self.release(pending.lease_ids)  # nobody else is there to do it
+                pending.lease_ids = set()
             pending.finish(Outcome.ANSWERED if pending.code is ErrorCode.OK else Outcome.REFUSED)
+
+    def _note_lease(self, pending: Pending, reply: ExistReply) -> None:
+        before = len(pending.lease_ids)
+        pending.lease_ids.add(reply.lease_id)
+        pending.lease_ms = min(reply.lease_ms, pending.lease_ms) if before else reply.lease_ms
+        self._stats.leases_granted += len(pending.lease_ids) - before
 
     def _note(self, pending: Pending, reply: Reply) -> None:
         if isinstance(reply, (StatusReply, ExistReply, ReadReply, ReadRegionReply)) and reply.status:
@@ -304,7 +332,7 @@ class Epoch:
         self._stats.timeouts += 1
         self._expired.add(request_id)
         pending = self._requests.get(request_id)
-        what = "a ping or goodbye" if pending is None else pending.operation.verb.name
+        what = "a ping, release or goodbye" if pending is None else pending.operation.verb.name
         self.end(f"no answer to {what} in time")
 
     # ------------------------------------------------------------ writer
@@ -315,6 +343,8 @@ class Epoch:
                 has_room = self._connection.fits(0)
                 if self._wants_ping and has_room:
                     await self._send_ping()
+                elif self._handbacks and has_room:
+                    await self._send_release()
                 elif (pending := self._next_request()) is not None:
                     await self._send(pending)
                 elif self._goodbye is not None and not self.open_count and has_room:
@@ -368,6 +398,7 @@ class Epoch:
                 if not pending.was_sent:
                     self._requests[request_id] = pending
                     pending.was_sent = True
+                    pending.sent_at = anyio.current_time()
                     self._stats.requests += 1
                     self._wake_clock(pending.deadline)
                 await self._transport.send([raw, *frame.payload])
@@ -385,6 +416,18 @@ class Epoch:
         self._wants_ping = False
         deadline = anyio.current_time() + self._timeouts.idle_ping_seconds
         self._ping_id, raw = self._connection.request(Ping(nonce=self.number), deadline=deadline)
+        self._wake_clock(deadline)
+        await self._transport.send([raw])
+
+    async def _send_release(self) -> None:
+        if self._connection.state is not State.OPEN:  # it drains: no more requests, and soon no more leases
+            self._handbacks.drop()
+            return
+        lease_ids = self._handbacks.next_ids(self.limits)
+        deadline = anyio.current_time() + self._timeouts.request_seconds
+        request_id, raw = self._connection.request(Release(lease_ids=lease_ids), deadline=deadline)
+        self._handbacks.sent(request_id, len(lease_ids))
+        self._stats.leases_released += len(lease_ids)
         self._wake_clock(deadline)
         await self._transport.send([raw])
 
