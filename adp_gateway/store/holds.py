@@ -121,8 +121,8 @@ class Holds:
             if left:
                 counts[key] = left
                 continue
-            del counts[key]
-            for wait in waits.get(key, ()):
+            counts.pop(key)  # `del` is slow: a method of Counter's own
+            for wait in waits.get(key, ()) if waits else ():
                 freed.setdefault(wait, []).append(key)
         if not counts:
             del self._counts[namespace]
