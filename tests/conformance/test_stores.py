@@ -9,9 +9,10 @@ from anyio.lowlevel import checkpoint
 
 from adp_client.protocol import ErrorCode
 from adp_gateway.device.memory import MemoryDevice
-from adp_gateway.store.base import ObjectStore, PutItem, Status
+from adp_gateway.store.base import Hold, ObjectStore, PutItem, Status
 from adp_gateway.store.memory import MemoryStore
 from adp_gateway.store.segments import SegmentStore
+from client.support import cancel_at
 from gateway.objects import (
     KIB,
     MIB,
@@ -460,11 +461,11 @@ async def test_all_held_means_full_and_release_means_room(store: ObjectStore):
     assert n > 20
     assert store.exist(NAMESPACE, [key(i) for i in range(1, n)]) == bytes(n - 1)
     assert await put(store, key(n), payload(n, 100_000)) == Status.CAPACITY_EXHAUSTED
-    # One in four stays held: every segment may have one, and there is room all the same.
-    for hold in [hold for i, hold in enumerate(holds) if i % 4]:
+    # One in two stays held: every segment may have one, and there is room all the same.
+    for hold in holds[::2]:
         hold.release()
-    left = [key(i + 1) for i in range(n - 1) if not i % 4]
-    for more in range(n, n + 200):
+    left = [key(i + 1) for i in range(1, n - 1, 2)]
+    for more in range(n, n + 60):
         assert await put(store, key(more), payload(more, 100_000)) == Status.OK
         assert store.exist(NAMESPACE, left) == bytes(len(left))
     for hold in holds:
@@ -483,3 +484,30 @@ async def test_ten_thousand_keys_are_held_and_only_counted_when_somebody_asks(st
         assert answers == []
         hold.release()
     assert answers == [bytes([Status.OK, MISS])]
+
+
+async def test_a_delete_cancelled_at_any_moment_is_taken_or_not_and_holds_nothing(store: ObjectStore):
+    outcomes = []
+    at, was_cancelled = 0, True
+    while was_cancelled:
+        at += 1
+        await put(store, key(1), b"object")
+        _, hold = store.hold(NAMESPACE, [key(1)])
+        async with anyio.create_task_group() as tasks:
+
+            async def let_go(hold: Hold = hold) -> None:
+                await wait_all_tasks_blocked()
+                hold.release()
+
+            tasks.start_soon(let_go)
+            was_cancelled, _ = await cancel_at(store.delete_many(NAMESPACE, [key(1)]), at)
+            if was_cancelled:
+                tasks.cancel_scope.cancel()
+        outcomes.append(store.exist(NAMESPACE, [key(1)])[0])
+        hold.release()
+        statuses, again = store.hold(NAMESPACE, [key(1)])
+        assert statuses == bytes(outcomes[-1:]), "nobody waits any more"
+        again.release()
+        assert store.stats().held_items == store.stats().leases == 0
+    assert outcomes[0] == Status.OK, "it was held when its deleter left"
+    assert outcomes[-1] == MISS

@@ -1,5 +1,7 @@
 """Leases at the gateway (W6; spec sections 5.3, 5.6 and 5.12)."""
 
+import socket
+
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
@@ -17,10 +19,12 @@ from adp_client.protocol.messages import (
     Release,
     StatusReply,
 )
+from adp_client.transport import SocketTransport
 from adp_gateway import leasing
 from adp_gateway.admission import Admission
 from adp_gateway.config import GatewayConfig, StoreConfig
 from adp_gateway.server import limits_of
+from adp_gateway.session import Session
 from adp_gateway.store.memory import MemoryStore
 
 from .house import House, house
@@ -201,6 +205,26 @@ async def test_a_delete_that_waits_for_its_own_connection_s_lease_is_not_taken_w
         await until(lambda: home.store.stats().held_items == 0)
         assert await other.read(key_of(1)) == [b"one"]
         assert await lease(other, key_of(1))
+
+
+async def test_a_session_that_is_cut_takes_its_leases_along() -> None:
+    async with house() as home:
+        peer, other = await connect(home), await connect(home)
+        await peer.write({key_of(1): b"one"})
+        async with anyio.create_task_group() as tasks:
+            ours, theirs = socket.socketpair()
+            session = Session(SocketTransport(theirs), home.shared, peer="to be cut")
+            tasks.start_soon(session.run)
+            holder = Peer(SocketTransport(ours), HELLO)
+            await holder.open()
+            await lease(holder, key_of(1))
+            asked = await other.ask(delete(key_of(1)))
+            await until(lambda: home.shared.counters.requests["Delete"])
+            await holder.ask(delete(key_of(1)))
+            await until(lambda: home.shared.counters.requests["Delete"] == 2)
+            tasks.cancel_scope.cancel()
+        await holder.transport.aclose()
+        assert (await other.answer(asked)).statuses == [OK]
 
 
 async def test_draining_waits_for_no_lease() -> None:
