@@ -153,6 +153,8 @@ def test_a_segment_with_too_much_that_is_held_is_passed_over(full):
 
 
 def test_what_is_held_survives_before_what_was_read(full):
+    elsewhere = Entry(1, full.segments[1].allocate(1), 1, 0, full.take_sequence())
+    full.commit(OTHER_NAMESPACE, key(12), elsewhere)
     list(full.index.use(NAMESPACE, [key(10), key(11), key(14)]))
     kept = hold(full, 12, 14, 20)
 
