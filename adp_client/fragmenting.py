@@ -129,6 +129,8 @@ class Fragmenting:
             asked: list[LeasedExistOperation] = []
             try:
                 statuses = await self._exist_leased(namespace, keys, lease_seconds, call, way, asked)
+                if ErrorCode.OK not in statuses:
+                    return statuses, None
                 # If the connection was lost between two steps, the leases of the first are gone.
                 if len({operation.epoch for operation in asked}) == 1:
                     return statuses, take_lease(asked)

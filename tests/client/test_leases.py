@@ -9,8 +9,9 @@ from anyio import wait_all_tasks_blocked
 from adp_client import Client, ClientConfig, Lease, Timeouts
 from adp_client.errors import LocalProtocolError, RequestTimeout
 from adp_client.protocol.constants import ErrorCode, Feature
-from adp_client.protocol.messages import Delete, Exist, ExistReply, Limits, Ping, Release
+from adp_client.protocol.messages import Delete, Exist, ExistReply, Limits, Ping, Read, Release
 from adp_client.testing import MemoryGateway
+from client.fragmented import client_of, names_of, uncutting
 from client.support import ENDPOINT, NAMESPACE, PATIENT, cancel_at, connected, leftovers
 from gateway.waiting import on_a_jumping_clock, until
 
@@ -177,6 +178,83 @@ async def test_every_frame_of_an_answer_counts_once():
         assert client.stats().leases_granted == 1
 
 
+# ---------------------------------------------------------------- objects that the client has cut
+
+
+async def test_a_lease_on_what_the_client_cut_is_on_every_fragment():
+    async with connected(uncutting()) as (client, gateway), client_of(gateway) as other:
+        large, small = bytes(range(250)), b"small"
+        assert (await client.write(NAMESPACE, KEYS[:2], [large, small])).is_all_ok
+        result = await client.exist(NAMESPACE, KEYS[:3], lease_seconds=30)
+        lease = result.lease
+        assert (result.statuses, lease is None) == (bytes([OK, OK, NOT_FOUND]), False)
+        fragments = names_of(gateway, KEYS[0])
+        assert len(fragments) == 3
+        assert all(gateway.leases.is_held((NAMESPACE, name)) for name in [*KEYS[:2], *fragments])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.delete, NAMESPACE, KEYS[:1])
+            await until(lambda: asked(gateway, Delete))
+            late = await client.exist(NAMESPACE, KEYS[:2], lease_seconds=30)
+            assert late.statuses == bytes([NOT_FOUND, OK])
+            await late.lease.release()
+            memory = bytearray(250)
+            assert (await client.read(NAMESPACE, KEYS[:1], [memory])).is_all_ok
+            assert memory == large
+            await lease.release()
+        assert set(gateway.objects) == {(NAMESPACE, KEYS[1])}
+        assert len(gateway.leases) == 0
+
+
+async def test_what_lacks_a_fragment_is_not_there_under_a_lease_either():
+    async with connected(uncutting()) as (client, gateway):
+        assert (await client.write(NAMESPACE, KEYS[:1], [bytes(250)])).is_all_ok
+        del gateway.objects[NAMESPACE, names_of(gateway, KEYS[0])[1]]
+        result = await client.exist(NAMESPACE, KEYS[:1], lease_seconds=30)
+        assert (result.statuses, result.lease) == (bytes([NOT_FOUND]), None)
+        await until(lambda: not len(gateway.leases))
+
+
+async def test_the_leases_of_all_steps_are_of_one_connection():
+    async with connected(uncutting()) as (client, gateway):
+        assert (await client.write(NAMESPACE, KEYS[:1], [bytes(250)])).is_all_ok
+        exists = 0
+
+        async def script(session, event) -> bool:
+            nonlocal exists
+            exists += isinstance(event.message, Exist)
+            if exists == 2:
+                exists = 3
+                session.transport.abort()
+                return True
+            return False
+
+        gateway.script = script
+        lease = await lease_on(client, KEYS[0])
+        assert lease.is_live
+        await until(lambda: len(gateway.leases) == 2)
+        await lease.release()
+        assert len(gateway.leases) == 0
+
+
+@pytest.mark.parametrize("boot_id", [bytes(16), b"another boot id!"])
+async def test_another_boot_between_the_steps_is_asked_from_the_beginning(boot_id):
+    async with connected(uncutting()) as (client, gateway):
+        assert (await client.write(NAMESPACE, KEYS[:1], [bytes(250)])).is_all_ok
+
+        async def script(session, event) -> bool:
+            if isinstance(event.message, Read):
+                gateway.script = None
+                gateway.restart(boot_id)
+                return True
+            return False
+
+        gateway.script = script
+        lease = await lease_on(client, KEYS[0])
+        await until(lambda: len(gateway.leases) == 2)
+        await lease.release()
+        assert len(gateway.leases) == 0
+
+
 # ---------------------------------------------------------------- callers who leave
 
 
@@ -186,12 +264,14 @@ async def test_every_frame_of_an_answer_counts_once():
         {},
         {"chunk_bytes": 50, "capacity_bytes": 70},
         {"limits": Limits(max_requests=2, max_items=2)},
+        {"limits": Limits(max_command_bytes=100), "fragments": False},
     ],
-    ids=["plain", "slow wire", "small window"],
+    ids=["plain", "slow wire", "small window", "cut by the client"],
 )
 async def test_b45_cancelled_at_every_checkpoint_and_no_lease_is_left(settings):
     async with connected(stocked(**settings)) as (client, gateway):
         at, was_cancelled = 0, True
+        assert (await client.write(NAMESPACE, KEYS[:1], [bytes(350)])).is_all_ok
         while was_cancelled:
             at += 1
             call = client.exist(NAMESPACE, KEYS, lease_seconds=30)
