@@ -7,6 +7,7 @@
     nox -s vllm                      the end-to-end tests on real vLLM, one run for each supported version
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
     nox -s fuzz                      a minute of coverage-guided fuzzing for each target, then a table
+    nox -s torture                   cuts at every byte, 10,000 cancellations, 200 restarts: nothing may stay
     nox -s bench                     our numbers beside the reference's, measured in the same run
 
 The Pythons come from pyproject's classifiers, the vLLM versions from ``[tool.adp]``.
@@ -179,6 +180,19 @@ def fuzz(session: nox.Session) -> None:
     """
     session.install(wheel(session), "atheris", *dev("trio"))
     session.run("python", "-m", "fuzz", *session.posargs)
+
+
+@nox.session
+def torture(session: nox.Session) -> None:
+    """What breaks things, at full counts, with the numbers it measured. `tests` runs a part of it."""
+    session.install(wheel(session), *TEST_TOOLS)
+    files = session.posargs or [
+        "tests/sockets/test_everything_comes_back.py",
+        "tests/client/test_cut_everywhere.py",
+        "tests/client/test_rubbish.py",
+        "tests/stateful/test_clients.py",
+    ]
+    session.run("pytest", "-s", "--timeout", "1800", "--show-capture=no", *files, env={"ADP_TORTURE": "1"})
 
 
 # ------------------------------------------------------------------------------------------------ real vLLM

@@ -4,10 +4,11 @@ Items are cut by four limits: keys of one width, `max_items`, the body, and the 
 kept well below the window, so that several are under way and none waits for all the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .protocol.constants import MAX_KEY_BYTES
 from .protocol.errors import LocalProtocolError
+from .protocol.keys import ObjectKey
 from .protocol.messages import Limits
 
 MAX_BATCH_BYTES = 64 << 20  # payload of one request, if it has more than one item
@@ -16,10 +17,16 @@ VECTOR_HEAD_BYTES = 48
 
 def check_keys(keys: Sequence[bytes]) -> tuple[bytes, ...]:
     """`keys` as they go on the wire. Raises LocalProtocolError for one that no gateway takes."""
+    if isinstance(keys, (str, bytes, bytearray, memoryview)) or not isinstance(keys, Iterable):
+        raise LocalProtocolError(f"keys are given as a list of bytes, not as {type(keys).__name__}")
     checked = tuple(keys)
     for key in checked:
-        if not isinstance(key, bytes) or not 0 < len(key) <= MAX_KEY_BYTES:
-            raise LocalProtocolError(f"a key is 1 to {MAX_KEY_BYTES} bytes, not {key!r}")
+        if not isinstance(key, bytes):
+            if isinstance(key, ObjectKey):
+                raise LocalProtocolError("a key is bytes: give the ObjectKey's .to_bytes()")
+            raise LocalProtocolError(f"a key is bytes, not {type(key).__name__}: {key!r}")
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            raise LocalProtocolError(f"a key is 1 to {MAX_KEY_BYTES} bytes, not {len(key)}")
     return checked
 
 

@@ -10,8 +10,9 @@ what its device takes at once they are cut, by the gateway or, if it says that i
 (`fragmenting`); either way an object is whole or absent.
 
 Your memory: from the moment a verb returns or raises, cancellation included, the buffers that it was given
-are yours; nobody reads or writes them any more. A cancelled READ or WRITE may take up to
-`Timeouts.release_seconds` to raise, if a transfer is inside that memory; then the connection is cut instead.
+are yours; nobody reads or writes them any more, and nobody keeps a view of them (a `bytearray` can be
+resized). A cancelled READ or WRITE may take up to `Timeouts.release_seconds` to raise, if a transfer is
+inside that memory; then the connection is cut instead.
 """
 
 import functools
@@ -20,9 +21,9 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import NoReturn, Self
 
 import anyio
 import anyio.lowlevel
@@ -41,6 +42,7 @@ from .operations import (
     ControlOperation,
     GatewayChanged,
     Operation,
+    SimpleOperation,
     VectorOperation,
     WriteOperation,
 )
@@ -90,6 +92,9 @@ class Client:
         self._fragmenting = Fragmenting(
             perform=self._perform, find_way=self._find_way, note_damage=self._note_damage
         )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Client cannot be sent to another process: make one there")
 
     # ------------------------------------------------------------ life
 
@@ -184,7 +189,7 @@ class Client:
             return ExistResult(statuses=statuses, lease=lease)
 
     async def read(self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> ReadResult:
-        """Read object i into `buffers[i]` (writable, contiguous; a larger one gets a prefix).
+        """Read object i into `buffers[i]` (writable, contiguous, apart; a larger one gets a prefix).
 
         An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
         CORRUPT. After either, and after any error, the content of the buffers is undefined.
@@ -255,10 +260,10 @@ class Client:
             call.hold()
         return way
 
-    async def _perform(self, operation: Operation, call: Call) -> None:
+    async def _perform(self, operation: SimpleOperation | WriteOperation, call: Call) -> None:
         """Drive `operation` to its end, within the time of `call`."""
-        link = self._here()
         try:
+            link = self._here()
             await anyio.lowlevel.checkpoint()
             while UNSETTLED in operation.statuses:
                 epoch = await link.wait_open(call.deadline)
@@ -269,6 +274,7 @@ class Client:
                     await self._submit(operation, epoch, requests, call.deadline)
                     while operation.pending_count:
                         await operation.changed()
+                    await epoch.let_go(operation)
                 except BaseException:
                     await epoch.abandon(operation)
                     raise
@@ -277,11 +283,15 @@ class Client:
             operation.let_go()
 
     async def _submit(
-        self, operation: Operation, epoch: Epoch, requests: list[Pending], deadline: float
+        self,
+        operation: SimpleOperation | WriteOperation,
+        epoch: Epoch,
+        requests: list[Pending],
+        deadline: float,
     ) -> None:
         limits = epoch.limits
         operation.begin(epoch)
-        if not isinstance(operation, WriteOperation):
+        if isinstance(operation, SimpleOperation):
             for pending in operation.requests(limits):
                 pending.deadline = deadline
                 requests.append(pending)
@@ -355,5 +365,7 @@ class Client:
 
 
 def _same_count(keys: Sequence[bytes], memory: Sequence[object]) -> None:
+    if not isinstance(memory, Collection) or isinstance(memory, (str, bytes, bytearray, memoryview)):
+        raise LocalProtocolError(f"memory is given as a list of buffers, not as {type(memory).__name__}")
     if len(keys) != len(memory):
         raise LocalProtocolError(f"{len(keys)} keys and {len(memory)} buffers")

@@ -8,9 +8,20 @@ from attrs import validators
 from .transport.endpoints import TLSEndpoint, parse_endpoint
 from .transport.trust import TLSConfig as TLSConfig
 
+MAX_TOKEN_BYTES = 32 << 10  # it must fit into the handshake, whose body has at most 64 KiB
+
+
+# A config made by hand is checked like one made of data: `structuring` calls the validators too, without an
+# instance.
+
+
+def _number(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if type(value) not in (int, float):
+        raise TypeError(f"{attribute.name} must be a number, not {value!r}")
+
 
 def _positive(default: float) -> Any:
-    return attrs.field(default=default, validator=[validators.gt(0), validators.le(86400)])
+    return attrs.field(default=default, validator=[_number, validators.gt(0), validators.le(86400)])
 
 
 @attrs.frozen(kw_only=True)
@@ -41,9 +52,9 @@ class BackoffConfig:
     """
 
     initial_seconds: float = _positive(0.05)
-    factor: float = attrs.field(default=2.0, validator=[validators.ge(1), validators.le(100)])
+    factor: float = attrs.field(default=2.0, validator=[_number, validators.ge(1), validators.le(100)])
     cap_seconds: float = _positive(5.0)
-    jitter: float = attrs.field(default=1.0, validator=[validators.ge(0), validators.le(1)])
+    jitter: float = attrs.field(default=1.0, validator=[_number, validators.ge(0), validators.le(1)])
 
     def problems(self) -> list[str]:
         """What is wrong between fields."""
@@ -51,9 +62,24 @@ class BackoffConfig:
             return ["cap_seconds is less than initial_seconds"]
         return []
 
+    def __attrs_post_init__(self) -> None:
+        if problems := self.problems():
+            raise ValueError("; ".join(problems))
 
-def _endpoint(_instance: object, _attribute: object, value: str) -> None:
+
+def _endpoint(_instance: object, _attribute: object, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"endpoint must be text, not {value!r}")
     parse_endpoint(value)
+
+
+def _token(_instance: object, _attribute: object, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise TypeError(f"token must be text or None, not {type(value).__name__}")  # it may be a secret
+    if len(value.encode()) > MAX_TOKEN_BYTES:
+        raise ValueError(f"token must have at most {MAX_TOKEN_BYTES} bytes")
 
 
 @attrs.frozen(kw_only=True)
@@ -63,13 +89,17 @@ class ClientConfig:
     #: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:///absolute/path`.
     endpoint: str = attrs.field(validator=_endpoint)
     #: Shown to the gateway in the handshake; kept out of repr and logs.
-    token: str | None = attrs.field(default=None, repr=False)
+    token: str | None = attrs.field(default=None, repr=False, validator=_token)
     #: For `tls://`. None: the authorities that the system trusts, and no certificate of the client's own.
-    tls: TLSConfig | None = None
-    timeouts: Timeouts = attrs.field(factory=Timeouts)
-    backoff: BackoffConfig = attrs.field(factory=BackoffConfig)
+    tls: TLSConfig | None = attrs.field(
+        default=None, validator=validators.optional(validators.instance_of(TLSConfig))
+    )
+    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=validators.instance_of(Timeouts))
+    backoff: BackoffConfig = attrs.field(
+        factory=BackoffConfig, validator=validators.instance_of(BackoffConfig)
+    )
     #: Check the XXH3-64 of every object that was read. A mismatch is a CORRUPT item, never bytes.
-    verify_payloads: bool = True
+    verify_payloads: bool = attrs.field(default=True, validator=validators.instance_of(bool))
 
     def problems(self) -> list[str]:
         """What is wrong between fields."""

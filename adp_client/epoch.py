@@ -6,13 +6,15 @@
 
 Callers own none of these. A caller that is cancelled never reaches the socket: its requests are withdrawn if
 unsent, or their answers drained. Only if a transfer is inside its memory right now does it wait, within
-`release_seconds`, for that one frame.
+`release_seconds`, for that one frame. So does a caller that has its answer: the answer to a WRITE may come
+before the task that sent it has let go of the memory.
 
 Trouble ends the epoch: `end` notes the reason, aborts the socket (nothing is drained: the peer may be gone)
 and cancels the three tasks. Their task group therefore only ever raises bugs. When they have left, every
 request that is still open is told LOST (or EXPIRED), so nobody waits for an epoch that is over.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable
 
@@ -52,11 +54,11 @@ from .protocol.messages import (
 )
 from .protocol.state import State
 from .stats import ClientStats
-from .transport.base import Transport
+from .transport.base import Part, Transport
 
 RECEIVE_BYTES = 64 << 20
 
-LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before
+LAST_WORDS_SECONDS = 0.5  # from a failed send to the end, if the reader finds none before; for ours, too
 
 MAX_PASSED_OVER = 8  # requests that may overtake the oldest write; then it is next, whatever its size
 
@@ -106,6 +108,8 @@ class Epoch:
         self._ping_id: int | None = None
         self._wants_ping = False
         self._goodbye: Goodbye | None = None
+        self._violation: RemoteProtocolError | None = None  # by the gateway; it is told, and that is all
+        self._has_spoken = anyio.Event()
         self._work = anyio.Event()
         self._time = anyio.Event()
         self._memory = anyio.Event()
@@ -156,6 +160,16 @@ class Epoch:
         with anyio.CancelScope(shield=True):
             await self._untouched(operation)
 
+    async def let_go(self, operation: Operation) -> None:
+        """The caller has its answer: return once its memory is let go of. Bounded, as `abandon` is."""
+        if operation not in (self._landing, self._sending):
+            return
+        with anyio.move_on_after(self._timeouts.release_seconds):
+            await self._untouched(operation)
+            return
+        self.end("a transfer that has been answered did not finish in time")
+        await self._untouched(operation)
+
     async def _untouched(self, operation: Operation) -> None:
         while operation in (self._landing, self._sending):
             await self._memory.wait()
@@ -189,6 +203,10 @@ class Epoch:
         finally:
             self.end("closed")
             self._settle()
+            # Only now have the reader and the writer, and the exceptions that ended them, let go.
+            self._landing = self._sending = None
+            self._connection.drop_targets()
+            self._tell_memory()
             with anyio.CancelScope(shield=True):
                 await self._transport.aclose()
 
@@ -216,9 +234,20 @@ class Epoch:
                 else:
                     self._handle(event)
         except RemoteProtocolError as exc:
+            _forget_frames(exc)
+            await self._complain(exc)
             self.end(f"the gateway broke the protocol: {exc}", exc)
         except (OSError, EOFError) as exc:
+            _forget_frames(exc)
             self.end(f"connection lost: {exc}", exc)
+
+    async def _complain(self, violation: RemoteProtocolError) -> None:
+        """Have the writer say why this side closes, if it gets to it soon."""
+        self.is_open = False
+        self._violation = violation
+        self._work.set()
+        with anyio.move_on_after(LAST_WORDS_SECONDS):
+            await self._has_spoken.wait()
 
     def _heard(self, count: int) -> None:
         self._heard_at = anyio.current_time()
@@ -234,15 +263,17 @@ class Epoch:
             return
         assert isinstance(operation, ReadOperation)
         assert isinstance(reply, ReadReply)
-        self._landing = operation
+        self._landing = operation  # if this fails, until the epoch is over
         targets, landing = operation.landing(pending, reply.items)
         try:
             self._connection.accept_payload(targets)
             await self._receive_rest(landing)
         finally:
             operation.landed(pending, landing)
-            self._landing = None
-            self._tell_memory()
+            landing.let_go()
+            targets.clear()
+        self._landing = None
+        self._tell_memory()
         self._stats.bytes_read += sum(event.lengths)
 
     async def _receive_rest(self, landing: Landing | None) -> None:
@@ -252,7 +283,11 @@ class Epoch:
             landing.progress(landing.total_bytes - left)
         while left:
             views = self._connection.receive_buffers()
-            await self._transport.receive_exactly(views, None if landing is None else landing.progress)
+            try:
+                await self._transport.receive_exactly(views, None if landing is None else landing.progress)
+            except BaseException:
+                views.clear()  # the traceback may live on, and with it every frame that has this list
+                raise
             self._heard(sum(map(len, views)))
             left = self._connection.payload_bytes_left
 
@@ -340,6 +375,9 @@ class Epoch:
     async def _write(self) -> None:
         try:
             while self.ending is None:
+                if self._violation is not None:
+                    await self._send_error(self._violation)
+                    return
                 has_room = self._connection.fits(0)
                 if self._wants_ping and has_room:
                     await self._send_ping()
@@ -353,6 +391,8 @@ class Epoch:
                     self._work = anyio.Event()
                     await self._work.wait()
         except OSError as exc:
+            _forget_frames(exc)
+            self._has_spoken.set()  # it cannot any more
             # The gateway may have said why before it closed: let the reader come to it.
             with anyio.move_on_after(LAST_WORDS_SECONDS):
                 await anyio.sleep_forever()
@@ -389,7 +429,7 @@ class Epoch:
         """Begin and finish one request: all of its frames, whatever its caller does meanwhile."""
         request_id: int | None = None
         last = len(pending.frames) - 1
-        self._sending = pending.operation
+        self._sending = pending.operation  # if this fails, until the epoch is over
         try:
             for position, frame in enumerate(pending.frames):
                 request_id, raw = self._connection.request(
@@ -401,16 +441,31 @@ class Epoch:
                     pending.sent_at = anyio.current_time()
                     self._stats.requests += 1
                     self._wake_clock(pending.deadline)
-                await self._transport.send([raw, *frame.payload])
-                self._stats.bytes_written += sum(map(len, frame.payload))
+                parts: list[Part] = [raw, *frame.payload]
+                payload_bytes = sum(map(len, frame.payload))
+                del frame
+                await self._send_parts(parts)
+                self._stats.bytes_written += payload_bytes
         except LocalProtocolError as exc:
             if pending.was_sent:
-                self.end("the gateway is leaving")  # it said so between two frames of this request
+                return  # between two frames the gateway ended the connection; the reader deals with that
             pending.error = exc
             pending.finish(Outcome.UNSAYABLE)
-        finally:
-            self._sending = None
-            self._tell_memory()
+        pending.frames = ()
+        self._sending = None
+        self._tell_memory()
+
+    async def _send_parts(self, parts: list[Part]) -> None:
+        try:
+            await self._transport.send(parts)
+        except BaseException:
+            parts.clear()  # as in `_receive_rest`
+            raise
+
+    async def _send_error(self, violation: RemoteProtocolError) -> None:
+        with contextlib.suppress(LocalProtocolError):  # above the limits that it has told: so be it
+            await self._transport.send([self._connection.error(violation.code, str(violation))])
+        self._has_spoken.set()
 
     async def _send_ping(self) -> None:
         self._wants_ping = False
@@ -493,3 +548,11 @@ class Epoch:
         if now >= self._heard_at + self._timeouts.idle_ping_seconds and self._ping_id is None:
             self._wants_ping = True
             self._work.set()
+
+
+def _forget_frames(exc: BaseException) -> None:
+    """`exc` outlives its epoch, and through its traceback would keep what was being sent and filled."""
+    link: BaseException | None = exc
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__context__

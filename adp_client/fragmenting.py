@@ -40,8 +40,8 @@ from .leases import Lease
 from .operations import (
     GatewayChanged,
     LeasedExistOperation,
-    Operation,
     ReadOperation,
+    SimpleOperation,
     VectorOperation,
     WriteOperation,
     take_lease,
@@ -56,7 +56,7 @@ INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread h
 
 _NOBODY = Way(cuts_itself=True, fragment_bytes=0, takes_fragments=False, boot_id=b"")  # for no keys at all
 
-Perform = Callable[[Operation, Call], Awaitable[None]]
+Perform = Callable[[SimpleOperation | WriteOperation, Call], Awaitable[None]]
 FindWay = Callable[[Call], Awaitable[Way]]
 NoteDamage = Callable[[bytes, Sequence[bytes]], None]
 
@@ -199,8 +199,11 @@ class Fragmenting:
     ) -> tuple[bytes, tuple[int, ...]]:
         """Statuses and lengths. Nothing here depends on who cut: fragments name their contents."""
         operation = ReadOperation(namespace, keys, buffers, is_verified=is_verified)
-        way = await self._way_for(keys, call)
-        await self._perform(operation, call)
+        try:
+            way = await self._way_for(keys, call)
+            await self._perform(operation, call)
+        finally:
+            operation.let_go()
         self._note(operation)
         statuses, lengths = operation.statuses, operation.lengths
         if MANIFEST_BYTES in lengths:
@@ -260,10 +263,10 @@ class Fragmenting:
         call: Call,
     ) -> bytes:
         """Store each object, whole or not at all."""
-        operation = WriteOperation(namespace, keys, payloads)
         while True:
-            way = await self._way_for(keys, call)
+            operation = WriteOperation(namespace, keys, payloads)
             try:
+                way = await self._way_for(keys, call)
                 cutting = [
                     item
                     for item in (range(len(keys)) if _may_need_cutting(operation.sizes, way) else ())
@@ -276,6 +279,8 @@ class Fragmenting:
                 return bytes(operation.statuses)
             except GatewayChanged:
                 continue
+            finally:
+                operation.let_go()
 
     async def _write(self, whole: WriteOperation, cutting: Sequence[int], call: Call, way: Way) -> bytes:
         call.hold()
@@ -313,7 +318,11 @@ class Fragmenting:
         if sum(whole.sizes[item] for item in fragments) < INLINE_HASH_BYTES:
             sums = _checksums_of(fragments)
         else:
-            sums = await anyio.to_thread.run_sync(_checksums_of, fragments)
+            try:
+                sums = await anyio.to_thread.run_sync(_checksums_of, fragments)
+            except BaseException:
+                fragments.clear()
+                raise
         keys: list[bytes] = []
         payloads: list[Sequence[Buffer]] = []
         checksums: list[int | None] = []
@@ -337,7 +346,11 @@ class Fragmenting:
         stored = WriteOperation(namespace, tuple(keys), payloads)
         stored.checksums = checksums
         stored.way = way
-        await (self._perform if is_first else self._perform_later_step)(stored, call)
+        try:
+            await (self._perform if is_first else self._perform_later_step)(stored, call)
+        finally:
+            fragments.clear()  # an error's traceback keeps what is named here
+            payloads.clear()
         for item, run in _Round(list(items), ends, ()).runs(bytes(stored.statuses)):
             statuses[item] = _worst(run)
         complete = [item for item in manifests if statuses[item] == ErrorCode.OK]
@@ -400,7 +413,7 @@ class Fragmenting:
     async def _way_for(self, keys: tuple[bytes, ...], call: Call) -> Way:
         return await self._find_way(call) if keys else _NOBODY
 
-    async def _perform_later_step(self, operation: Operation, call: Call) -> None:
+    async def _perform_later_step(self, operation: SimpleOperation | WriteOperation, call: Call) -> None:
         try:
             await self._perform(operation, call)
         except RequestError as exc:

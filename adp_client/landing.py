@@ -54,6 +54,10 @@ class Landing:
             self.count += 1
             self._offset = 0
 
+    def let_go(self) -> None:
+        """Keep no view of the memory: a traceback, or an idle worker thread, may keep this object."""
+        self._views = ()
+
     def _hasher(self) -> xxhash.xxh3_64:
         """The digest of the object that is being filled, as far as it is."""
         row = self.positions[self.count]

@@ -4,6 +4,7 @@ One dial at a time, however many callers wait. This is the only place where erro
 become errors of the client.
 """
 
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ import anyio
 
 from .backoff import Backoff
 from .config import ClientConfig
-from .epoch import Epoch
+from .epoch import LAST_WORDS_SECONDS, Epoch
 from .protocol.connection import Connection
 from .protocol.constants import CRITICAL_EXTENSION, ErrorCode, Feature, Role
 from .protocol.errors import ConnectFailed, LinkClosed, LinkRefused, RemoteProtocolError
@@ -177,7 +178,12 @@ class Link:
         except OSError as exc:
             broken = exc  # it may have said why before it closed
         while True:
-            match connection.next_event():
+            try:
+                event = connection.next_event()
+            except RemoteProtocolError as exc:
+                await self._complain(transport, connection, exc)
+                raise
+            match event:
                 case None:
                     connection.bytes_received(await transport.receive_some(connection.receive_buffers()))
                 case PeerClosed() if broken is not None:
@@ -192,7 +198,7 @@ class Link:
                     break
                 case NoticeReceived(notice=ErrorMessage() as notice):
                     raise LinkRefused(notice.code, notice.text)
-                case event:
+                case _:
                     raise AssertionError(f"not an event of a handshake: {event!r}")
         known = self.gateway
         if known is None or known.boot_id != welcome.boot_id:
@@ -207,3 +213,10 @@ class Link:
         )
         self._stats.connects += 1
         return connection
+
+    async def _complain(
+        self, transport: Transport, connection: Connection, violation: RemoteProtocolError
+    ) -> None:
+        """Say why this side closes, if that is possible at once."""
+        with anyio.move_on_after(LAST_WORDS_SECONDS), contextlib.suppress(OSError):
+            await transport.send([connection.error(violation.code, str(violation))])

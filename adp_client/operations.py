@@ -1,10 +1,13 @@
 """A verb's call: its items, what is known about each, and the requests that ask for the rest.
 
-An operation outlives connections. `requests(limits)` cuts whatever is not settled yet into requests for the
-gateway that is there now; replies are taken as they come, in parts and in any order. The task that made the
-call drives it (`client`); the reader only notes results and wakes that task.
+An operation outlives connections. Whatever is not settled yet is cut into requests for the gateway that is
+there now: by `requests(limits)`, or for a WRITE batch by batch, because each has to be hashed before it goes.
+Replies are taken as they come, in parts and in any order. The task that made the call drives it (`client`);
+the reader only notes results and wakes that task.
 """
 
+import abc
+import ctypes
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -85,10 +88,6 @@ class Operation:
     def begin(self, epoch: "Epoch") -> None:
         """What is not settled will be asked in this epoch."""
 
-    def requests(self, limits: Limits) -> Iterator[Pending]:
-        """Requests for the unsettled items, within `limits`."""
-        raise NotImplementedError
-
     def take(self, pending: Pending, reply: Reply) -> None:
         """Note what one frame of a reply says."""
         if isinstance(reply, (StatusReply, ExistReply)):
@@ -130,7 +129,15 @@ class Operation:
         return width
 
 
-class VectorOperation(Operation):
+class SimpleOperation(Operation, abc.ABC):
+    """Any but a WRITE: its requests can all be made at once."""
+
+    @abc.abstractmethod
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """Requests for the unsettled items, within `limits`."""
+
+
+class VectorOperation(SimpleOperation):
     """EXIST, DELETE or CHECK: keys in, statuses out."""
 
     def __init__(
@@ -141,7 +148,7 @@ class VectorOperation(Operation):
         self._message = message
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation."""
+        """See SimpleOperation."""
         for items, keys in self._batches(limits):
             message = self._message(namespace=self.namespace, keys=keys)
             yield Pending(operation=self, items=items, frames=[Frame(message)])
@@ -222,7 +229,7 @@ def take_lease(operations: Sequence[LeasedExistOperation]) -> Lease | None:
     )
 
 
-class ControlOperation(Operation):
+class ControlOperation(SimpleOperation):
     """FENCE or PING: one request, no items; its one status is OK once it has been answered."""
 
     def __init__(self, message: Fence | Ping) -> None:
@@ -231,7 +238,7 @@ class ControlOperation(Operation):
         self._message = message
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation."""
+        """See SimpleOperation."""
         yield Pending(operation=self, items=range(1), frames=[Frame(self._message)])
 
     def take(self, pending: Pending, reply: Reply) -> None:
@@ -239,7 +246,7 @@ class ControlOperation(Operation):
         self.statuses[0] = ErrorCode.OK
 
 
-class ReadOperation(Operation):
+class ReadOperation(SimpleOperation):
     """READ into the caller's memory. Objects whose checksum does not match are CORRUPT and `damaged`."""
 
     verb = Opcode.READ
@@ -254,6 +261,11 @@ class ReadOperation(Operation):
     ) -> None:
         super().__init__(namespace, keys)
         self.views = [writable_view(buffer) for buffer in buffers]
+        try:
+            check_apart(self.views)
+        except LocalProtocolError:
+            self.let_go()
+            raise
         self.lengths = [0] * len(keys)
         self.checksums = [0] * len(keys)
         self.damaged: list[int] = []
@@ -261,7 +273,7 @@ class ReadOperation(Operation):
         self._hashers: dict[int, xxhash.xxh3_64] = {}  # of objects that are not whole yet
 
     def requests(self, limits: Limits) -> Iterator[Pending]:
-        """See Operation. Memory beyond the largest object is not offered, it would only fill the window."""
+        """See SimpleOperation. Memory beyond the largest object would only fill the window: not offered."""
         largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
         sizes = [min(len(view), largest) for view in self.views]
         for group in group_by_width(self.keys, self.unsettled()):
@@ -344,6 +356,10 @@ class WriteOperation(Operation):
         self.sizes = [sum(map(len, pieces)) for pieces in self.pieces]
         self.checksums: list[int | None] = [None] * len(keys)
 
+    def let_go(self) -> None:
+        """See Operation."""
+        self.pieces.clear()
+
     def refuse_oversized(self, limits: Limits) -> None:
         """Objects that this gateway cannot hold are TOO_LARGE without asking."""
         largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
@@ -404,19 +420,41 @@ class WriteOperation(Operation):
 
 def writable_view(buffer: Buffer) -> memoryview:
     """`buffer` as bytes to fill. Raises LocalProtocolError if it cannot be."""
-    view = memoryview(buffer)
-    if view.readonly or not view.c_contiguous:
-        raise LocalProtocolError("memory to read into must be writable and contiguous")
-    return view.cast("B")
+    view = _view(buffer, "read into")
+    if view.readonly:
+        raise LocalProtocolError("memory to read into must be writable")
+    return view
 
 
 def readable_views(payload: Buffer | Sequence[Buffer]) -> list[memoryview]:
     """The pieces of one object as bytes, empty ones left out."""
     pieces: Sequence[Buffer] = payload if isinstance(payload, (list, tuple)) else [payload]  # type: ignore[list-item]
-    views = [memoryview(piece) for piece in pieces]
-    if not all(view.c_contiguous for view in views):
-        raise LocalProtocolError("memory to write from must be contiguous")
-    return [view.cast("B") for view in views if view.nbytes]
+    views = [_view(piece, "write from") for piece in pieces]
+    return [view for view in views if view.nbytes]
+
+
+def _view(buffer: Buffer, use: str) -> memoryview:
+    """`buffer` as bytes, whatever it was made of. Raises LocalProtocolError if that is not possible."""
+    try:
+        view = memoryview(buffer)
+        if not view.c_contiguous:
+            raise LocalProtocolError(f"memory to {use} must be contiguous")
+        return view.cast("B")
+    except (TypeError, ValueError) as exc:  # not a buffer; a released one; a format that Python cannot cast
+        raise LocalProtocolError(f"cannot {use} {type(buffer).__name__}: {exc}") from None
+
+
+def check_apart(views: Sequence[memoryview]) -> None:
+    """Raise LocalProtocolError if two of `views`, all writable, share a byte: two objects would land there
+    and both be called whole."""
+    begins = sorted(
+        (ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view)) for view in views if len(view)
+    )
+    end = 0
+    for begin, length in begins:
+        if begin < end:
+            raise LocalProtocolError("two buffers of one READ overlap")
+        end = begin + length
 
 
 def slice_views(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:

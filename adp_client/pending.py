@@ -59,5 +59,6 @@ class Pending:
         """Settle it and wake the caller. Once."""
         if self.outcome is None:
             self.outcome = outcome
+            self.frames = ()  # they hold the caller's memory
             self.operation.pending_count -= 1
             self.operation.notify()

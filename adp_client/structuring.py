@@ -8,7 +8,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -61,6 +61,10 @@ def _optional(converter: Converter, value: Any, cls: Any) -> Any:
     return converter.structure(value, inner[0])
 
 
+def _is_table(cls: Any) -> bool:
+    return typing.get_origin(cls) is dict
+
+
 def _is_optional(cls: Any) -> bool:
     return (
         typing.get_origin(cls) in (typing.Union, types.UnionType)
@@ -96,7 +100,10 @@ def _structure_attrs(converter: Converter, value: Any, cls: Any) -> Any:
                 field.validator(None, field, found[name])
         except (ValueError, TypeError, BaseValidationError) as exc:
             # What a repr must not show, no problem may show: both end up in logs.
-            fail(exc if field.repr else _Problem("not of the right kind (it is not shown)"), name, field.type)
+            is_told = field.repr or not any(
+                text in str(exc) for text in (_shown(value[name]), str(value[name]))
+            )
+            fail(exc if is_told else _Problem("not of the right kind (it is not shown)"), name, field.type)
     if errors:
         raise _group(errors, cls)
     made = cls(**found)
@@ -104,6 +111,17 @@ def _structure_attrs(converter: Converter, value: Any, cls: Any) -> Any:
     if between:
         raise _group(between, cls)
     return made
+
+
+def _table(structured: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """For tables whose keys are names: cattrs would fail without a sentence on what is none."""
+
+    def hook(value: Any, cls: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _Problem(f"expected a table, not {value!r}")
+        return structured(value, cls)
+
+    return hook
 
 
 def _group(errors: Sequence[Exception], cls: type) -> ClassValidationError:
@@ -122,6 +140,9 @@ def _make_converter() -> Converter:
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook_func(
         attrs.has, lambda value, cls: _structure_attrs(converter, value, cls)
+    )
+    converter.register_structure_hook_factory(
+        _is_table, lambda cls: _table(converter.gen_structure_mapping(cls))
     )
     converter.register_structure_hook_func(_is_optional, lambda value, cls: _optional(converter, value, cls))
     return converter

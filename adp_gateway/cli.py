@@ -6,6 +6,7 @@ Everything else that is said goes to standard error.
 
 import argparse
 import functools
+import ipaddress
 import logging
 import re
 import signal
@@ -17,8 +18,10 @@ from typing import NoReturn
 
 import anyio
 import anyio.abc
+import attrs
 
-from adp_client.transport import Endpoint, TCPEndpoint, TLSFailure, UnixEndpoint, parse_endpoint
+from adp_client.protocol.errors import ConfigError
+from adp_client.transport import Endpoint, TCPEndpoint, TLSEndpoint, TLSFailure, UnixEndpoint, parse_endpoint
 from adp_client.transport.trust import server_context
 
 from . import logs
@@ -26,7 +29,9 @@ from .config import GatewayConfig, StoreConfig
 from .errors import StorageError
 from .fsck import check
 from .server import AGENT, Server
+from .sizes import size_of
 from .store.segments import SegmentStore
+from .tenants import Tenant, is_readable_by_all, load_tenants, read_token
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +42,6 @@ EXIT_SIGNAL = 128  # plus the number of the signal
 
 DEFAULT_PORT = 7171
 SOCKET_NAME = "gateway.sock"
-LOOPBACK = ("127.", "::1", "localhost")
 
 EPILOG = """\
 exit status:
@@ -50,7 +54,6 @@ When clients can connect, one line is written to standard output:
   ready ENDPOINT [ENDPOINT...]
 """
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _OPTIONS = {
     "directory": "--data",
     "capacity_bytes": "--capacity",
@@ -80,10 +83,10 @@ class OneLineParser(argparse.ArgumentParser):
 
 def parse_size(text: str) -> int:
     """`100GiB`, `512M`, `4096`: bytes, in powers of 1024. Raises ArgumentTypeError."""
-    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 100GiB, 512MiB or a number of bytes")
-    return int(match[1]) << _UNITS[match[2].upper()]
+    try:
+        return size_of(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def _endpoint(text: str) -> Endpoint:
@@ -93,14 +96,28 @@ def _endpoint(text: str) -> Endpoint:
         raise argparse.ArgumentTypeError(str(exc)) from None
 
 
-def _token_file(text: str) -> bytes:
+@attrs.frozen
+class _Secrets:
+    """What was read from `--token-file` or `--tenants`, and from where."""
+
+    token: bytes | None = attrs.field(default=None, repr=False)
+    tenants: tuple[Tenant, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+def _token_file(text: str) -> _Secrets:
     try:
-        token = Path(text).read_bytes().strip()
-    except OSError as exc:
-        raise argparse.ArgumentTypeError(f"cannot read {text!r}: {exc.strerror}") from None
-    if not token or len(token) > 4096:
-        raise argparse.ArgumentTypeError(f"{text!r} must hold a token of 1 to 4096 bytes")
-    return token
+        return _Secrets(token=read_token(Path(text)), files=(Path(text),))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def _tenants(text: str) -> _Secrets:
+    try:
+        tenants, files = load_tenants(Path(text))
+    except ConfigError as exc:
+        raise argparse.ArgumentTypeError("; ".join(exc.problems)) from None
+    return _Secrets(tenants=tenants, files=files)
 
 
 def make_parser() -> OneLineParser:
@@ -130,12 +147,31 @@ def make_parser() -> OneLineParser:
         "--capacity",
         type=parse_size,
         metavar="SIZE",
-        help="hard limit on disk (default: 80%% of what is free)",
+        help="hard limit on disk: objects, journals and reserves together (default: 80%% of what is free)",
+    )
+    who = serve.add_mutually_exclusive_group()
+    who.add_argument(
+        "--token-file",
+        dest="secrets",
+        type=_token_file,
+        metavar="FILE",
+        help="clients must show the token in this file",
+    )
+    who.add_argument(
+        "--tenants",
+        dest="secrets",
+        type=_tenants,
+        metavar="FILE",
+        help="TOML: a token, and a quota if you like, for each tenant; none sees another's objects",
+    )
+    add(
+        "--insecure-no-token",
+        action="store_true",
+        help="listen beyond this machine for everybody who can reach it",
     )
     add("--tls-certificate", metavar="FILE", help="PEM, for tls://: this gateway's certificate and its chain")
     add("--tls-key", metavar="FILE", help="PEM: the private key of the certificate")
     add("--tls-client-ca", metavar="FILE", help="PEM: clients on tls:// must show a certificate of these")
-    add("--token-file", type=_token_file, metavar="FILE", help="clients must show the token in this file")
     add(
         "--durability",
         choices=("relaxed", "durable"),
@@ -208,7 +244,8 @@ def _config(options: argparse.Namespace) -> GatewayConfig:
         except ValueError as exc:
             raise ValueError(f"--data is too long for the default --listen: {exc}") from None
         listen = [TCPEndpoint(host="127.0.0.1", port=DEFAULT_PORT), local]
-    return GatewayConfig(
+    secrets: _Secrets = options.secrets or _Secrets()
+    config = GatewayConfig(
         store=StoreConfig(
             directory=data,
             capacity_bytes=options.capacity,
@@ -217,14 +254,23 @@ def _config(options: argparse.Namespace) -> GatewayConfig:
             max_object_bytes=options.max_object,
             durability=options.durability,
             io_threads=options.io_threads,
+            accounts=tuple(tenant.account for tenant in secrets.tenants),
         ),
         listen=tuple(dict.fromkeys(listen)),
         tls=_tls(options),
-        token=options.token_file,
+        token=secrets.token,
+        tenants=secrets.tenants,
         grace_seconds=options.grace,
         max_sessions=options.max_connections,
         incoming_bytes=options.incoming_memory,
     )
+    if not options.insecure_no_token:
+        for endpoint in _open_doors(config):
+            raise ValueError(
+                f"argument --listen: everybody who reaches {endpoint} could use it: "
+                "give --token-file, --tenants or --tls-client-ca, or say --insecure-no-token"
+            )
+    return config
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
@@ -242,6 +288,8 @@ def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
     except (ValueError, TypeError, TLSFailure) as exc:
         parser.error(_with_options(str(exc.args[0] if exc.args else exc)))
     logs.configure(options.log_format)
+    for path in filter(is_readable_by_all, options.secrets.files if options.secrets else ()):
+        log.warning("every user of this machine can read the token in %s", path)
     try:
         return anyio.run(_serve_until_signal, config)
     except* (OSError, StorageError) as group:
@@ -275,12 +323,29 @@ async def _serve_until_signal(config: GatewayConfig) -> int:
                 "objects": stats.objects,
                 "object_bytes": stats.object_bytes,
             }
+            for account in stats.accounts:
+                quota = "no quota" if account.quota_bytes is None else f"quota {account.quota_bytes}"
+                log.info(
+                    "tenant %s: %d objects, %d bytes, %s",
+                    account.name,
+                    account.objects,
+                    account.used_bytes,
+                    quota,
+                    extra={"data": attrs.asdict(account)},
+                )
             log.info(
                 "serving %s: %s",
                 endpoints,
                 ", ".join(f"{name} {value}" for name, value in list(facts.items())[1:]),
                 extra={"data": facts},
             )
+            quota_bytes = sum(account.quota_bytes or 0 for account in stats.accounts)
+            if quota_bytes > stats.capacity_bytes // 2:
+                log.warning(
+                    "the quotas are %d bytes together, above half of the capacity: a busy tenant may cost "
+                    "others their coldest objects",
+                    quota_bytes,
+                )
             _warn_of_open_doors(config)
             print(f"ready {endpoints}", flush=True)
         tasks.cancel_scope.cancel()
@@ -311,15 +376,34 @@ async def _watch_signals(
 
 
 def _warn_of_open_doors(config: GatewayConfig) -> None:
-    for endpoint in config.listen:
-        if isinstance(endpoint, UnixEndpoint) or endpoint.host.startswith(LOOPBACK):
-            continue
-        is_plain = isinstance(endpoint, TCPEndpoint)
-        if config.token is not None:
-            if is_plain:
+    for endpoint in _open_doors(config):
+        log.warning("%s is open to everyone who reaches it: there is no token", endpoint)
+    if config.token is not None or config.tenants:
+        for endpoint in config.listen:
+            if isinstance(endpoint, TCPEndpoint) and _is_reachable(endpoint):
                 log.warning("%s: the token and the objects travel in the clear: tls:// encrypts", endpoint)
-        elif is_plain or config.tls is None or config.tls.verify_mode is not ssl.CERT_REQUIRED:
-            log.warning("%s is open to everyone who reaches it: there is no --token-file", endpoint)
+
+
+def _open_doors(config: GatewayConfig) -> list[Endpoint]:
+    """Where somebody on another machine could come in without showing anything."""
+    if config.token is not None or config.tenants:
+        return []
+    has_certificates = config.tls is not None and config.tls.verify_mode is ssl.CERT_REQUIRED
+    return [
+        endpoint
+        for endpoint in config.listen
+        if _is_reachable(endpoint) and not (has_certificates and isinstance(endpoint, TLSEndpoint))
+    ]
+
+
+def _is_reachable(endpoint: Endpoint) -> bool:
+    """Whether somebody on another machine could connect."""
+    if isinstance(endpoint, UnixEndpoint) or endpoint.host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(endpoint.host).is_loopback
+    except ValueError:
+        return True  # a name, of whatever
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,8 @@ from attrs.validators import ge, in_, min_len
 
 from adp_client.transport.endpoints import Endpoint, TLSEndpoint
 from adp_gateway.store.format import UNIT_BYTES
+from adp_gateway.store.quotas import Account
+from adp_gateway.tenants import Tenant
 
 MIB = 1 << 20
 SMALLEST_SEGMENT_BYTES = 64 << 10
@@ -47,6 +49,7 @@ class StoreConfig:
     max_command_bytes: the longest read or write the device is asked for; larger objects go in several.
     max_object_bytes: larger puts are refused.
     io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
+    accounts: whose namespaces are counted, and up to which quota.
     durability: "relaxed": acknowledged objects survive the death of the process. "durable": also a power cut,
         at the price of two device syncs for a put.
     """
@@ -66,6 +69,7 @@ class StoreConfig:
     durability: Literal["relaxed", "durable"] = attrs.field(
         default="relaxed", validator=in_(("relaxed", "durable"))
     )
+    accounts: tuple[Account, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         if self.capacity_bytes is not None and self.segment_bytes is not None:
@@ -97,6 +101,8 @@ class GatewayConfig:
     listen: where clients reach it; at least one endpoint.
     tls: certificate, key, and whom to trust, of endpoints tls://; `adp_client.transport.trust` loads it.
     token: what every client must show; None: nothing. It is compared in constant time, and never logged.
+    tenants: who may connect, each with a token and a part of the store of its own, instead of one token for
+        all. `store.accounts` has to have their accounts.
     grace_seconds: how long a drain waits for clients before their connections are cut.
     max_sessions: connections at a time; more are turned away with a reason.
     incoming_bytes: memory for objects on their way in, for all connections together.
@@ -112,6 +118,7 @@ class GatewayConfig:
     listen: tuple[Endpoint, ...] = attrs.field(validator=min_len(1))
     tls: ssl.SSLContext | None = attrs.field(default=None, repr=False, eq=False)
     token: bytes | None = attrs.field(default=None, repr=False)
+    tenants: tuple[Tenant, ...] = ()
     grace_seconds: float = attrs.field(default=10.0, validator=ge(0))
     max_sessions: int = attrs.field(default=1024, validator=_whole_number(1, 1 << 20))
     incoming_bytes: int = attrs.field(default=512 * MIB, validator=_whole_number(1, 1 << 40))
@@ -123,3 +130,7 @@ class GatewayConfig:
     def __attrs_post_init__(self) -> None:
         if (self.tls is not None) != any(isinstance(endpoint, TLSEndpoint) for endpoint in self.listen):
             raise ValueError("'listen' tls://HOST:PORT, and 'tls', a certificate and its key, go together")
+        if self.tenants and self.token is not None:
+            raise ValueError("'token' is for everybody, 'tenants' have their own: one of the two")
+        if self.store.accounts != tuple(tenant.account for tenant in self.tenants):
+            raise ValueError("'store.accounts' must be the accounts of 'tenants'")

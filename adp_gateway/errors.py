@@ -27,6 +27,10 @@ class StoreLocked(StorageError):
     """Another process has this store open. Two gateways on one directory would destroy it."""
 
 
+class NotAStore(StorageError):
+    """The directory holds something, and it is not a store. Nothing in it was touched."""
+
+
 class UnsupportedFormat(StorageError):
     """The store was written by a newer version. It was not touched."""
 

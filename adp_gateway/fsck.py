@@ -16,7 +16,13 @@ from adp_gateway.errors import StorageError
 from adp_gateway.store.base import Status
 from adp_gateway.store.format import RECORD_BYTES, Kind, Record, data_name, journal_name
 from adp_gateway.store.journal import Journal
-from adp_gateway.store.recovery import SegmentScan, check_device_format, scan_segment, segment_files
+from adp_gateway.store.recovery import (
+    SegmentScan,
+    check_device_format,
+    check_place,
+    scan_segment,
+    segment_files,
+)
 from adp_gateway.store.transfer import Source, Transfers
 
 
@@ -71,6 +77,7 @@ def check(directory: Path, *, repair: bool = False) -> CheckReport:
     Raises:
         StoreLocked: a gateway is running on it.
         UnsupportedFormat: a newer version wrote it.
+        NotAStore: the directory is somebody else's.
         CorruptRecord: there is no store there, or its superblock is damaged (starting a gateway mends that).
         DeviceFault: the directory cannot be used, or `repair` could not write.
     """
@@ -82,6 +89,7 @@ def check(directory: Path, *, repair: bool = False) -> CheckReport:
 
 def check_device(device: Device, *, repair: bool = False) -> CheckReport:
     """As `check`, on any device; locks it and closes it."""
+    check_place(device)
     device.lock()
     try:
         check_device_format(device)

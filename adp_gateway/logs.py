@@ -4,7 +4,10 @@ import json
 import logging
 import sys
 import time
+from collections import OrderedDict
 from typing import Any, Literal
+
+import attrs
 
 LogFormat = Literal["text", "json"]
 
@@ -25,6 +28,40 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+@attrs.define
+class Complaints:
+    """Who has been complained of lately: one line for each address and matter, then silence for a while.
+
+    Clients choose how often they connect, and must not be able to fill the log with it. The table is bounded
+    too: beyond `most` at a time, all others share one place in it.
+    """
+
+    silence_seconds: float = 10.0
+    most: int = 64
+    _told: OrderedDict[tuple[str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
+
+    def about(self, peer: str, matter: str, *, now: float) -> str | None:
+        """None if a line about this would be one too many; else what to put at its end."""
+        while self._told and now - next(iter(self._told.values()))[0] >= self.silence_seconds * 6:
+            self._told.popitem(last=False)
+        who = (_address(peer), matter)
+        if who not in self._told and len(self._told) >= self.most:
+            who = ("", "")
+        since, unsaid = self._told.get(who, (now - self.silence_seconds, 0))
+        if now - since < self.silence_seconds:
+            self._told[who] = (since, unsaid + 1)
+            return None
+        self._told[who] = (now, 0)
+        self._told.move_to_end(who)
+        where = "from others" if who == ("", "") else "from there"
+        return f" (and {unsaid} times more {where} since the last line about it)" if unsaid else ""
+
+
+def _address(peer: str) -> str:
+    """Where a peer comes from, without what tells its connections apart."""
+    return peer.rpartition("#" if peer.startswith("unix:") else ":")[0] or peer
 
 
 def configure(log_format: LogFormat) -> None:

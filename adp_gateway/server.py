@@ -5,6 +5,7 @@ drain      stop listening, ask the clients to leave, wait for them, cut what is 
 """
 
 import errno
+import itertools
 import logging
 import os
 import socket
@@ -31,6 +32,7 @@ from .listeners import Listener, close_all, open_listeners
 from .session import Session
 from .shared import Patience, Shared
 from .store.base import ObjectStore
+from .tenants import Door
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class Server:
             limits=limits,
             boot_id=self.boot_id,
             agent=AGENT,
-            token=config.token,
+            door=Door(token=config.token, tenants=config.tenants),
             patience=patience or Patience(),
             max_queued_bytes=config.queued_bytes,
             counters=self.counters,
@@ -71,6 +73,7 @@ class Server:
         )
         self._sessions: set[Session] = set()
         self._shaking_hands = 0  # connections that TLS may make sessions of
+        self._numbers = itertools.count(1)  # of connections that have no address of their own
         self._last_left = anyio.Event()
         self._draining = anyio.Event()
 
@@ -114,7 +117,7 @@ class Server:
                 await anyio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if isinstance(listener.endpoint, UnixEndpoint):
-                peer = f"{listener.endpoint}#{sock.fileno()}"
+                peer = f"{listener.endpoint}#{next(self._numbers)}"
             else:
                 peer = str(attrs.evolve(listener.endpoint, host=address[0], port=address[1]))
             tls = self._config.tls if isinstance(listener.endpoint, TLSEndpoint) else None
@@ -167,7 +170,9 @@ class Server:
                 return transport
         except OSError as exc:
             self.counters.handshakes_failed += 1
-            log.info("%s: no TLS: %s", peer, str(exc) or "the client was silent for too long")
+            said = self._shared.complaints.about(peer, "no TLS", now=anyio.current_time())
+            if said is not None:
+                log.info("%s: no TLS: %s%s", peer, str(exc) or "the client was silent for too long", said)
             transport.abort()
         except Exception:
             log.exception("%s: the handshake failed", peer)
@@ -180,7 +185,9 @@ class Server:
 
     def _turn_away(self, sock: socket.socket, peer: str, *, is_secret: bool) -> None:
         self.counters.sessions_turned_away += 1
-        log.warning("%s: turned away", peer)
+        said = self._shared.complaints.about(peer, "turned away", now=anyio.current_time())
+        if said is not None:
+            log.warning("%s: turned away%s", peer, said)
         if self._draining.is_set():
             last = Connection(Role.GATEWAY).error(ErrorCode.SHUTTING_DOWN, "this gateway is going away")
         else:

@@ -11,7 +11,6 @@ its memory. Requests of a connection run side by side; `fences` says which may s
 
 import contextlib
 import errno
-import hmac
 import logging
 import math
 from typing import cast
@@ -65,6 +64,7 @@ from .replies import (
 )
 from .shared import Shared
 from .store.base import ReadLease
+from .views import StoreView
 from .writing import Writes
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Session:
     def __init__(self, transport: Transport, shared: Shared, *, peer: str) -> None:
         self._transport = transport
         self._shared = shared
-        self._store = shared.store
+        self._store = StoreView(shared.store)
         self._peer = peer
         self._connection = Connection(Role.GATEWAY)
         self._outbox = Outbox(
@@ -234,8 +234,8 @@ class Session:
                 raise AssertionError(f"not an event of a gateway: {event}")
 
     def _greet(self, hello: Hello) -> None:
-        token = self._shared.token
-        if token is not None and not hmac.compare_digest(hello.token, token):
+        tenant = self._shared.door.admit(hello.token)
+        if tenant is None:
             raise RemoteProtocolError("token missing or wrong", ErrorCode.UNAUTHENTICATED)
         if not hello.min_version <= VERSION <= hello.max_version:
             raise RemoteProtocolError(f"this gateway speaks version {VERSION}", ErrorCode.UNSUPPORTED_VERSION)
@@ -247,6 +247,9 @@ class Session:
                 f"{MIN_PAYLOAD_BYTES}",
                 ErrorCode.LIMIT_EXCEEDED,
             )
+        self._store.enter(tenant)
+        if tenant.name:
+            self._peer = self._answers.peer = f"{self._peer} ({tenant.name})"
         self._answers.max_body_bytes = hello.max_body_bytes
         self._answers.max_payload_bytes = hello.max_payload_bytes
         welcome = Welcome(
@@ -381,7 +384,10 @@ class Session:
         """Best effort, and bounded: ERROR, after the frame under way."""
         self._is_at_fault = True
         self._shared.counters.violations[violation.code.name] += 1
-        log.warning("%s: closed: %s: %s", self._peer, violation.code.name, violation)
+        closed = f"closed: {violation.code.name}"
+        said = self._shared.complaints.about(self._peer, closed, now=anyio.current_time())
+        if said is not None:
+            log.warning("%s: %s: %s%s", self._peer, closed, violation, said)
         self._outbox.finish(self._connection.error(violation.code, str(violation)))
         with anyio.move_on_after(self._shared.patience.farewell_seconds), contextlib.suppress(OSError):
             await self._sent.wait()

@@ -8,7 +8,9 @@ from .admission import Admission
 from .buffers import Arena
 from .counters import Counters
 from .credits import Credits
+from .logs import Complaints
 from .store.base import ObjectStore
+from .tenants import Door
 
 
 @attrs.frozen(kw_only=True)
@@ -35,10 +37,11 @@ class Shared:
     limits: Limits
     boot_id: bytes
     agent: str
-    token: bytes | None = attrs.field(default=None, repr=False)
+    door: Door = attrs.field(factory=Door)
     patience: Patience = attrs.field(factory=Patience)
     max_queued_bytes: int = 8 << 20
     counters: Counters = attrs.field(factory=Counters)
     lease_admission: Admission = attrs.field(
         factory=lambda: Admission(64 << 20)
     )  # what leases keep in memory
+    complaints: Complaints = attrs.field(factory=Complaints)

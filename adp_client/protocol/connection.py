@@ -298,6 +298,10 @@ class Connection:
             ]
         )
 
+    def drop_targets(self) -> None:
+        """The owner receives no more: keep no view of memory that it gave."""
+        self._buffer.drop_targets()
+
     def next_event(self) -> Event | None:
         """The next thing that happened, or None if bytes (or memory for a payload) are needed first.
 

@@ -44,6 +44,8 @@ class ObjectKey:
 
 def check_namespace(namespace: bytes) -> bytes:
     """Return `namespace` if it is a fingerprint of the right size; raise LocalProtocolError otherwise."""
+    if not isinstance(namespace, bytes):
+        raise LocalProtocolError(f"a namespace is bytes, not {type(namespace).__name__}")
     if len(namespace) != NAMESPACE_BYTES:
         raise LocalProtocolError(f"a namespace is {NAMESPACE_BYTES} bytes, not {len(namespace)}")
     return namespace

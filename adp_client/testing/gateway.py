@@ -144,6 +144,7 @@ class Session:
             self.transport.abort()
             with anyio.CancelScope(shield=True):
                 await self.transport.aclose()
+            self.gateway.ended.append(self)
 
     async def refuse(self, violation: RemoteProtocolError) -> None:
         """The last words to a client that broke the protocol, if it takes them."""
@@ -446,6 +447,7 @@ class MemoryGateway:
         self.frame_bytes = frame_bytes
         self.objects: dict[tuple[bytes, bytes], StoredObject] = {}
         self.sessions: list[Session] = []
+        self.ended: list[Session] = []
         self.violations: list[RemoteProtocolError] = []
         self.script: Script | None = None
         self.session_type = Session

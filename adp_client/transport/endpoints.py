@@ -58,7 +58,11 @@ def parse_endpoint(text: str) -> Endpoint:
         if "\0" in rest or not 0 < _path_bytes(rest) <= MAX_UNIX_PATH_BYTES:
             raise ValueError(f"{text!r}: a Unix socket's path is text of at most {MAX_UNIX_PATH_BYTES} bytes")
         return UnixEndpoint(path=rest)
-    host, _, port = rest.rpartition(":")
+    if "@" in rest:
+        raise ValueError(f"an endpoint has no user and password: {scheme}://HOST:PORT")  # and none is shown
+    host, colon, port = rest.rpartition(":")
+    if not colon or port.endswith("]"):
+        raise ValueError(f"{text!r}: no port")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

@@ -92,6 +92,10 @@ class Device(Protocol):
         """Every file, sorted."""
         ...
 
+    def strangers(self) -> list[str]:
+        """What else is there that is no file of a device, and tells that the place is somebody's; sorted."""
+        ...
+
     def open(self, name: str) -> DeviceFile:
         """Open an existing file for reading and writing."""
         ...

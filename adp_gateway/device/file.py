@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from adp_gateway.errors import DeviceFault, StoreLocked
@@ -11,6 +12,7 @@ from adp_gateway.errors import DeviceFault, StoreLocked
 from .base import translated
 
 LOCK_NAME = "lock"
+LOST_AND_FOUND = "lost+found"  # a fresh file system has it, and is as good as an empty directory
 
 
 class FileDeviceFile:
@@ -132,9 +134,20 @@ class FileDevice:
 
     def names(self) -> list[str]:
         """Every regular file of the directory but the lock, sorted."""
+        return [entry.name for entry in self._entries() if entry.is_file() and entry.name != LOCK_NAME]
+
+    def strangers(self) -> list[str]:
+        """Directories and the like. Sockets are for a gateway to listen on."""
+        return [
+            entry.name
+            for entry in self._entries()
+            if not entry.is_file() and entry.name != LOST_AND_FOUND and not _is_socket(entry)
+        ]
+
+    def _entries(self) -> "list[os.DirEntry[str]]":
         try:
             with os.scandir(self._directory) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file() and entry.name != LOCK_NAME)
+                return sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             raise translated(error, f"list {self._directory}") from error
 
@@ -184,3 +197,10 @@ class FileDevice:
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:  # gone meanwhile
+        return True

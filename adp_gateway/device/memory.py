@@ -150,6 +150,10 @@ class MemoryDevice:
         with self._guard:
             return sorted(self._files)
 
+    def strangers(self) -> list[str]:
+        """Nobody else can be here."""
+        return []
+
     def open(self, name: str) -> MemoryDeviceFile:
         """Open an existing file."""
         with self._guard:

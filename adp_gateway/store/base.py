@@ -14,6 +14,8 @@ Rules that every store keeps, and that `tests/conformance/test_stores.py` asks o
   and meanwhile the object is there for everybody, but nobody gets a new hold on it.
 * Damaged bytes are never handed out: the first to notice gets CORRUPT, from then on the object is absent,
   held or not.
+* An account (`quotas`) never has more than its quota: a put that would exceed it evicts the coldest of the
+  account's own objects, none that is leased or being written, and none of anybody else's.
 * Cancelling an awaiting caller (through anyio) leaves nothing half visible. An operation whose device work
   has begun finishes it before the cancellation is delivered, so the caller's buffers are free on return.
 
@@ -94,6 +96,17 @@ class Hold(Protocol):
 
 
 @attrs.frozen(kw_only=True)
+class AccountStats:
+    """What belongs to one account. `used_bytes` as it counts against the quota, which None leaves open."""
+
+    name: str
+    objects: int
+    used_bytes: int
+    quota_bytes: int | None
+    evicted_objects: int  # to keep to the quota, since the store was opened
+
+
+@attrs.frozen(kw_only=True)
 class StoreStats:
     """A snapshot. Counters run from the moment the store was opened; everything in bytes or objects."""
 
@@ -109,6 +122,7 @@ class StoreStats:
     evicted_bytes: int
     corrupt_objects: int  # dropped because bytes and checksum disagreed
     faulted_objects: int  # dropped because the device could not read them
+    accounts: tuple[AccountStats, ...] = ()
 
 
 class ObjectStore(Protocol):
@@ -154,8 +168,9 @@ class ObjectStore(Protocol):
         """Store each item: OK once it is committed (and, in durable mode, on the device).
 
         CORRUPT: data and checksum disagree. CAPACITY_EXHAUSTED: nothing more may be evicted, or the device is
-        full. TOO_LARGE: above `max_object_bytes`. GATEWAY_FAULT: the device failed. Items fail one by one; an
-        item that failed leaves its key as it was. Cancelled: each item is stored or not, none in part.
+        full. TOO_LARGE: above `max_object_bytes`, or by itself above the quota of the namespace's account.
+        GATEWAY_FAULT: the device failed. Items fail one by one; an item that failed leaves its key as it was.
+        Cancelled: each item is stored or not, none in part.
         """
         ...
 

@@ -13,8 +13,9 @@ import attrs
 from .format import Kind, Record
 from .holds import Holds
 from .index import Entry, Index
-from .leases import LeaseLedger
-from .segment import Segment
+from .leases import LeaseLedger, Subject
+from .quotas import Account, Books, Shelf, Sight
+from .segment import Segment, object_charge
 
 #: For the superblock, the lock and the directory itself.
 OVERHEAD_BYTES = 16384
@@ -35,6 +36,7 @@ class Tally:
 class Catalog:
     """The state of a segment store."""
 
+    accounts: tuple[Account, ...] = ()
     index: Index = attrs.field(factory=Index)
     ledger: LeaseLedger = attrs.field(factory=LeaseLedger)
     holds: Holds = attrs.field(factory=Holds)
@@ -46,6 +48,10 @@ class Catalog:
     next_segment_id: int = 1
     next_sequence: int = 1
     tally: Tally = attrs.field(factory=Tally)
+    books: Books = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.books = Books(self.accounts, Shelf(self._sight, lambda name: self.index.cool(*name), self.evict))
 
     @property
     def used_bytes(self) -> int:
@@ -69,15 +75,23 @@ class Catalog:
         segment = self.segments[entry.segment_id]
         segment.members.setdefault(namespace, []).append(key)
         current = self.index.get(namespace, key)
+        book = self.books.of(namespace)
         if current is not None:
             if current.sequence > entry.sequence:
                 self.void(namespace, key, entry)
                 return
             self._uncount(current)
             self.void(namespace, key, current)
+            if current.sequence == entry.sequence:
+                book = None  # the same version in another place
+            elif book is not None:
+                book.remove((namespace, key), current.length)
         self.index.put(namespace, key, entry)
         segment.objects += 1
         segment.object_bytes += entry.length
+        segment.live_bytes += object_charge(entry.length)
+        if book is not None:
+            book.add((namespace, key), entry.length, entry.sequence)
 
     def drop(self, namespace: bytes, key: bytes, *, only: Entry | None = None) -> Entry | None:
         """Make the key absent and void its commit; what was there. With `only`: if that is the version."""
@@ -85,6 +99,13 @@ class Catalog:
         if entry is not None:
             self.void(namespace, key, entry)
         return entry
+
+    def evict(self, subject: Subject) -> None:
+        """Drop an object that is there, to make room."""
+        entry = self.drop(*subject)
+        assert entry is not None
+        self.tally.evicted_objects += 1
+        self.tally.evicted_bytes += entry.length
 
     def lose(self, namespace: bytes, key: bytes, *, only: Entry) -> bool:
         """Make the key absent, but leave its commit for the next recovery to try again."""
@@ -121,9 +142,20 @@ class Catalog:
             return None
         self.index.pop(namespace, key)
         self._uncount(entry)
+        book = self.books.of(namespace)
+        if book is not None:
+            book.remove((namespace, key), entry.length)
         return entry
 
     def _uncount(self, entry: Entry) -> None:
         segment = self.segments[entry.segment_id]
         segment.objects -= 1
         segment.object_bytes -= entry.length
+        segment.live_bytes -= object_charge(entry.length)
+
+    def _sight(self, subject: Subject) -> Sight | None:
+        entry = self.index.get(*subject)
+        if entry is None:
+            return None
+        is_pinned = self.ledger.is_leased(subject) or self.holds.is_held(*subject)
+        return Sight(entry.sequence, entry.length, entry.is_used, is_pinned)

@@ -129,6 +129,11 @@ def encode_superblock() -> bytes:
     return (start + struct.pack("<I", zlib.crc32(start))).ljust(SUPERBLOCK_BYTES, b"\0")
 
 
+def is_superblock_of_ours(raw: bytes) -> bool:
+    """Whether this is, or was once, a superblock: the magic tells also where the rest is damaged."""
+    return raw.startswith(_STORE_MAGIC)
+
+
 def check_superblock(raw: bytes) -> None:
     """Return if this version can work on the store.
 

@@ -92,6 +92,10 @@ class Holds:
             self._counts.setdefault(namespace, Counter()).update(hold.keys)
         return self._counts.get(namespace, _NOTHING)
 
+    def is_held(self, namespace: bytes, key: bytes) -> bool:
+        """Whether anything holds the object."""
+        return self.items > 0 and key in self.held(namespace)
+
     def when_free(self, namespace: bytes, keys: Sequence[bytes], take: Take) -> Wait:
         """Call `take` with the keys that nothing holds, now; with each other one as soon as nothing does."""
         held = self.held(namespace)

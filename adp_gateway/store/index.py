@@ -13,7 +13,7 @@ from .base import Status
 from .format import UNIT_BYTES
 
 _ENTRY = struct.Struct("<IIIQQB")  # segment, unit, length, checksum, sequence, used
-_USED = b"\1"
+_USED, _UNUSED = b"\1", b"\0"
 _STATUS_OF_PRESENCE = bytes([Status.NOT_FOUND, Status.OK]).ljust(256, b"\0")
 
 
@@ -67,6 +67,11 @@ class Index:
             if not packed[-1]:
                 space[key] = packed[:-1] + _USED
             yield _unpacked(packed)
+
+    def cool(self, namespace: bytes, key: bytes) -> None:
+        """Forget that an object, which is there, has been read."""
+        space = self._spaces[namespace]
+        space[key] = space[key][:-1] + _UNUSED
 
     def put(self, namespace: bytes, key: bytes, entry: Entry) -> None:
         """Make `entry` the current version."""

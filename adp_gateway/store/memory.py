@@ -18,14 +18,17 @@ from .base import Extent, Hold, PutItem, ReadLease, Status, StoreStats
 from .deletes import delete_when_free
 from .holds import Holds
 from .leases import Cohort, LeaseLedger, Subject
+from .quotas import Account, Books, Shelf, Sight
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class StoredObject:
-    """The bytes and the checksum that their writer gave."""
+    """The bytes and the checksum that their writer gave, and what eviction goes by."""
 
     payload: bytes
     checksum: int
+    sequence: int = 0
+    is_used: bool = False
 
 
 @attrs.define(eq=False)
@@ -75,13 +78,20 @@ class MemoryLease:
 class MemoryStore:
     """`ObjectStore` in RAM: the same limits, and eviction of the least recently used that nobody needs."""
 
-    def __init__(self, *, capacity_bytes: int = 1 << 30, max_object_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int = 1 << 30,
+        max_object_bytes: int = 64 << 20,
+        accounts: Sequence[Account] = (),
+    ) -> None:
         self._capacity_bytes = capacity_bytes
         self._max_object_bytes = min(max_object_bytes, capacity_bytes)
         self._objects: OrderedDict[Subject, StoredObject] = OrderedDict()  # least recently used first
         self._object_bytes = 0
         self._ledger = LeaseLedger()
         self._holds = Holds()
+        self._books = Books(accounts, Shelf(self._sight, self._cool, self._evict))
         self._stored = self._evicted = self._evicted_bytes = self._corrupt = 0
 
     @property
@@ -163,19 +173,21 @@ class MemoryStore:
             evicted_bytes=self._evicted_bytes,
             corrupt_objects=self._corrupt,
             faulted_objects=0,
+            accounts=self._books.stats,
         )
 
     def damage(self, namespace: bytes, key: bytes) -> None:
         """Flip one bit of a stored object: for tests of what happens then."""
         stored = self._objects[namespace, key]
         flipped = bytes([stored.payload[0] ^ 1]) + stored.payload[1:]
-        self._objects[namespace, key] = StoredObject(flipped, stored.checksum)
+        self._objects[namespace, key] = attrs.evolve(stored, payload=flipped)
 
     def _lease(self, subject: Subject, *, is_use: bool) -> MemoryLease | None:
         stored = self._objects.get(subject)
         if stored is None:
             return None
         if is_use:
+            stored.is_used = True
             self._objects.move_to_end(subject)
         return MemoryLease(subject, stored, self._ledger, self._ledger.enter(subject))
 
@@ -192,14 +204,29 @@ class MemoryStore:
             return Status.TOO_LARGE
         if xxhash.xxh3_64_intdigest(item.data) != item.checksum:
             return Status.CORRUPT
+        book = self._books.of(subject[0])
+        if book is None:
+            return self._replace(subject, item)
+        admission = book.admit(subject, item.data.nbytes)
+        if admission != Status.OK:
+            assert admission is not None, "nothing is ever under way here"
+            return admission
+        status = self._replace(subject, item)
+        book.leave(subject, item.data.nbytes)
+        return status
+
+    def _replace(self, subject: Subject, item: PutItem) -> Status:
         replaced = self._objects.get(subject)
         freed = len(replaced.payload) if replaced is not None else 0
         if not self._make_room(item.data.nbytes - freed, keep=subject):
             return Status.CAPACITY_EXHAUSTED
         self._drop(subject)
-        self._objects[subject] = StoredObject(bytes(item.data), item.checksum)
-        self._object_bytes += item.data.nbytes
         self._stored += 1
+        self._objects[subject] = StoredObject(bytes(item.data), item.checksum, self._stored)
+        self._object_bytes += item.data.nbytes
+        book = self._books.of(subject[0])
+        if book is not None:
+            book.add(subject, item.data.nbytes, self._stored)
         return Status.OK
 
     def _make_room(self, extra_bytes: int, *, keep: Subject) -> bool:
@@ -209,24 +236,36 @@ class MemoryStore:
         for subject, stored in self._objects.items():
             if excess <= 0:
                 break
-            if subject != keep and not self._ledger.is_leased(subject) and not self._is_held(subject):
+            if subject != keep and not self._ledger.is_leased(subject) and not self._holds.is_held(*subject):
                 victims.append(subject)
                 excess -= len(stored.payload)
         if excess > 0:
             return False
         for victim in victims:
-            self._evicted_bytes += len(self._objects[victim].payload)
-            self._evicted += 1
-            self._drop(victim)
+            self._evict(victim)
         return True
 
-    def _is_held(self, subject: Subject) -> bool:
-        namespace, key = subject
-        return self._holds.items > 0 and key in self._holds.held(namespace)
+    def _evict(self, subject: Subject) -> None:
+        self._evicted_bytes += len(self._objects[subject].payload)
+        self._evicted += 1
+        self._drop(subject)
+
+    def _cool(self, subject: Subject) -> None:
+        self._objects[subject].is_used = False
+
+    def _sight(self, subject: Subject) -> Sight | None:
+        stored = self._objects.get(subject)
+        if stored is None:
+            return None
+        is_pinned = self._ledger.is_leased(subject) or self._holds.is_held(*subject)
+        return Sight(stored.sequence, len(stored.payload), stored.is_used, is_pinned)
 
     def _drop(self, subject: Subject) -> bool:
         stored = self._objects.pop(subject, None)
         if stored is None:
             return False
         self._object_bytes -= len(stored.payload)
+        book = self._books.of(subject[0])
+        if book is not None:
+            book.remove(subject, len(stored.payload))
         return True

@@ -30,14 +30,18 @@ class Survivor(NamedTuple):
 def choose_victim(
     segments: Iterable[Segment], *, is_fit: Callable[[Segment], bool] = lambda _segment: True
 ) -> Segment | None:
-    """The segment to give up next: an empty one if there is any, else the oldest; None if all are in use.
+    """The segment to give up next; None if all are in use.
 
-    `segments` in order of age. Those being read or written, and the one being filled, are left alone, and so
-    are those that are not fit: it is asked of one after the other, until one is.
+    An empty one if there is any; else the one with the least life in it, if that is little enough to be moved
+    as a whole: so what was deleted, replaced or evicted makes room before anything that is current has to.
+    Else the oldest. `segments` in order of age. Those being read or written, and the one being filled, are
+    left alone, and so are those that are not fit: it is asked of one after the other, until one is.
     """
     idle = candidates(segments)
     empty = next((segment for segment in idle if not segment.objects), None)
-    return empty or next(filter(is_fit, idle), None)
+    mostly_dead = [segment for segment in idle if segment.is_mostly_dead]
+    mostly_dead.sort(key=lambda segment: segment.live_bytes / segment.charge_bytes)
+    return empty or next(filter(is_fit, chain(mostly_dead, idle)), None)
 
 
 def candidates(segments: Iterable[Segment]) -> list[Segment]:
@@ -46,26 +50,30 @@ def candidates(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def survivors(catalog: Catalog, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
-    """The objects of `victim` that are held, then those that have earned a second chance, as far as the
-    budget goes.
+    """The objects of `victim` that stay, as far as the budget goes.
+
+    Those that are held, then those that have earned a second chance, or all if it is mostly dead.
 
     The budget is what makes reclaiming end: it must stay well below what removing the victim gives back.
     """
     held = list(_held(catalog, victim))
     places = {survivor.entry.place for survivor in held}
-    used = (survivor for survivor in _used(catalog, victim) if survivor.entry.place not in places)
-    for survivor in chain(held, used):
+    others = (survivor for survivor in _worthy(catalog, victim) if survivor.entry.place not in places)
+    for survivor in chain(held, others):
         budget_bytes -= extent_bytes(survivor.entry.length)
         if budget_bytes < 0:
             return
         yield survivor
 
 
-def _used(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
+def _worthy(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
+    is_everything = victim.is_mostly_dead
     for namespace, keys in victim.members.items():
         for key in dict.fromkeys(keys):
             entry = catalog.index.get(namespace, key)
-            if entry is not None and entry.segment_id == victim.segment_id and entry.is_used:
+            if entry is None or entry.segment_id != victim.segment_id:
+                continue
+            if entry.is_used or is_everything:
                 yield Survivor(namespace, key, entry)
 
 
@@ -96,22 +104,28 @@ class Plan:
         """Whether one more segment would be too much."""
         return self._catalog.used_bytes + self._layout.segment_bytes > self._capacity_bytes
 
-    def survivor_bytes(self, length: int) -> int:
-        """How much of a segment that is opened for an object of `length` bytes may go to survivors."""
-        return min(self._layout.data_bytes // 2, self._layout.data_bytes - extent_bytes(length))
+    def survivor_bytes(self, victim: Segment, length: int) -> int:
+        """How much of `victim` may go into a segment that is opened for an object of `length` bytes."""
+        room_bytes = self._layout.data_bytes - extent_bytes(length)
+        return room_bytes if victim.is_mostly_dead else min(room_bytes, self._layout.data_bytes // 2)
 
-    def choose_victim(self, budget_bytes: int, stuck: Collection[Segment] = ()) -> Segment | None:
-        """The segment to give up next, none of `stuck`, whose held objects take at most `budget_bytes`."""
+    def choose_victim(
+        self, length: int | None, *, moved_bytes: int = 0, stuck: Collection[Segment] = ()
+    ) -> Segment | None:
+        """The segment to give up next, none of `stuck`, and with no more held objects than still may go into
+        the segment that was opened for `length` bytes and has `moved_bytes` of others already. None: no
+        segment has been opened, so nothing can be moved."""
         catalog = self._catalog
         segments = catalog.segments.values()
         # A search in vain has looked at all that is held: it is not repeated until a hold has ended.
         idle = [segment.segment_id for segment in candidates(segments)]
-        circumstances = (catalog.holds.ended, len(catalog.index), idle, budget_bytes)
+        circumstances = (catalog.holds.ended, len(catalog.index), idle, length, moved_bytes)
         if circumstances == self._hopeless:
             return None
 
         def is_fit(segment: Segment) -> bool:
-            return segment not in stuck and not self.has_held_bytes(segment, more_than=max(0, budget_bytes))
+            room_bytes = 0 if length is None else self.survivor_bytes(segment, length) - moved_bytes
+            return segment not in stuck and not self.has_held_bytes(segment, more_than=max(0, room_bytes))
 
         victim = choose_victim(segments, is_fit=is_fit)
         if victim is None and not stuck:
@@ -131,11 +145,12 @@ class Plan:
             or not candidates(catalog.segments.values())
         ):
             return False
-        budget_bytes = self.survivor_bytes(length)
         active = catalog.active
-        if active is not None and not self.has_held_bytes(active, more_than=budget_bytes):
+        if active is not None and not self.has_held_bytes(
+            active, more_than=self.survivor_bytes(active, length)
+        ):
             return False
-        return self.choose_victim(budget_bytes) is None
+        return self.choose_victim(length) is None
 
     def has_held_bytes(self, segment: Segment, *, more_than: int) -> bool:
         """Whether the objects of `segment` that are held would take more than so much of another."""

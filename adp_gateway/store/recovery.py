@@ -11,7 +11,7 @@ import logging
 import attrs
 
 from adp_gateway.device.base import Device, DeviceFile
-from adp_gateway.errors import CorruptRecord, DeviceFault, StorageError
+from adp_gateway.errors import CorruptRecord, DeviceFault, NotAStore, StorageError
 
 from .catalog import Catalog
 from .format import (
@@ -26,11 +26,13 @@ from .format import (
     decode_header,
     decode_records,
     encode_superblock,
+    is_superblock_of_ours,
     journal_name,
     parse_name,
 )
 from .index import Entry
 from .journal import Journal
+from .quotas import Account
 from .segment import Layout, Segment, extent_bytes
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,19 @@ class RecoveryReport:
     removed_files: int = 0  # left over from segments half made or half removed
     unreadable_segments: int = 0  # left alone
     is_superblock_new: bool = False
+
+    def __str__(self) -> str:
+        found = [
+            f"{self.objects} objects in {self.segments} segments",
+            self.cut_bytes and f"{self.cut_bytes} bytes of torn journals cut off",
+            self.damaged_records and f"{self.damaged_records} damaged journal records",
+            self.missing_payloads and f"{self.missing_payloads} objects without their bytes dropped",
+            self.superseded_commits and f"{self.superseded_commits} older versions dropped",
+            self.removed_files and f"{self.removed_files} leftover files removed",
+            self.unreadable_segments and f"{self.unreadable_segments} unreadable segments left alone",
+            self.is_superblock_new and "superblock written",
+        ]
+        return ", ".join(str(part) for part in found if part)
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +92,46 @@ class SegmentScan:
         return self.header is None and self.slots == 1
 
 
+def check_place(device: Device) -> None:
+    """Return if the device is empty, or holds a store, however damaged. Changes nothing.
+
+    A superblock that has been made, but not written, is an empty device. A file of that name that another
+    program made is not.
+
+    Raises:
+        NotAStore: it is somebody else's.
+        StorageError: it cannot be listed.
+    """
+    names = device.names()
+    superblock = b""
+    if SUPERBLOCK_NAME in names:
+        superblock = _superblock(device)
+    others = [name for name in names if name != SUPERBLOCK_NAME or any(superblock)] + device.strangers()
+    if not others or is_superblock_of_ours(superblock) or any(_is_journal(device, name) for name in names):
+        return
+    raise NotAStore(
+        f"the data directory holds no store, but is not empty ({others[0]!r} is there): name an empty one"
+    )
+
+
+def _superblock(device: Device) -> bytes:
+    with contextlib.closing(device.open(SUPERBLOCK_NAME)) as file:
+        raw = memoryview(bytearray(SUPERBLOCK_BYTES))
+        return bytes(raw[: file.read_into(raw, 0)])
+
+
+def _is_journal(device: Device, name: str) -> bool:
+    if not name.endswith(".log") or parse_name(name) is None:
+        return False
+    raw = memoryview(bytearray(RECORD_BYTES))
+    try:
+        with contextlib.closing(device.open(name)) as file:
+            decode_header(bytes(raw[: file.read_into(raw, 0)]))
+    except StorageError:
+        return False
+    return True
+
+
 def check_device_format(device: Device) -> None:
     """Return if this version can work on what is on the device.
 
@@ -86,9 +141,7 @@ def check_device_format(device: Device) -> None:
     """
     if SUPERBLOCK_NAME not in device.names():
         raise CorruptRecord("there is no superblock: not a store")
-    with contextlib.closing(device.open(SUPERBLOCK_NAME)) as file:
-        raw = memoryview(bytearray(SUPERBLOCK_BYTES))
-        check_superblock(bytes(raw[: file.read_into(raw, 0)]))
+    check_superblock(_superblock(device))
 
 
 def prepare_superblock(device: Device) -> bool:
@@ -161,7 +214,7 @@ def scan_segment(
     )
 
 
-def recover(device: Device) -> tuple[Catalog, RecoveryReport]:
+def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog, RecoveryReport]:
     """The catalog of whatever is on the device. Blocks. Kills that it calls for wait in `Catalog.unkilled`.
 
     Every segment comes back sealed; `resume` opens the newest again.
@@ -171,7 +224,7 @@ def recover(device: Device) -> tuple[Catalog, RecoveryReport]:
         StorageError: the directory itself cannot be listed or written.
     """
     is_superblock_new = prepare_superblock(device)
-    catalog = Catalog()
+    catalog = Catalog(accounts)
     found = segment_files(device)
     catalog.next_segment_id = max(found, default=0) + 1
     cut = damaged = missing = superseded = removed = unreadable = 0

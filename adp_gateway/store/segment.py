@@ -55,6 +55,7 @@ class Segment:
     writers: int = 0  # device writes under way
     objects: int = 0
     object_bytes: int = 0
+    live_bytes: int = 0  # charges of the objects
     is_sealed: bool = False
     is_trimmed: bool = False  # the data file ends where its last payload does
     is_dirty: bool = False  # acknowledged writes may not be on the medium yet
@@ -72,6 +73,13 @@ class Segment:
         if not self.is_trimmed:
             return self.layout.segment_bytes
         return self.tail_bytes + aligned(RECORD_BYTES + 2 * RECORD_BYTES * self.commits)
+
+    @property
+    def is_mostly_dead(self) -> bool:
+        """Whether at most half of it is objects, so that moving all of them is worth what it gives back."""
+        return self.live_bytes <= self.charge_bytes // 2 and 2 * self.objects <= max(
+            self.layout.max_commits, 1
+        )
 
     def has_room(self, length: int) -> bool:
         """Whether `allocate` would succeed."""
@@ -141,3 +149,8 @@ class SegmentLease:
 def extent_bytes(length: int) -> int:
     """What an object takes of a data file. An empty one takes a unit too: its offset must be its own."""
     return aligned(max(length, 1))
+
+
+def object_charge(length: int) -> int:
+    """What an object counts for: its extent, and the records of its commit and its kill."""
+    return extent_bytes(length) + 2 * RECORD_BYTES

@@ -21,32 +21,25 @@ import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
-from adp_gateway.config import (
-    SEGMENTS_PER_STORE,
-    StoreConfig,
-    default_capacity_bytes,
-    default_segment_bytes,
-)
+from adp_gateway.config import StoreConfig
 from adp_gateway.device.base import Device
-from adp_gateway.device.file import FileDevice
 from adp_gateway.errors import StorageError
 
 from .base import Hold, PutItem, ReadLease, Status, StoreStats
-from .catalog import Catalog
 from .deletes import delete_when_free
 from .files import append_kills, create_files, remove_files, sync_all
 from .format import (
     MAX_KEY_BYTES,
     NAMESPACE_BYTES,
-    UNIT_BYTES,
     Kind,
     Record,
 )
 from .index import Entry
 from .leases import Cohort, Subject
-from .reclaim import Plan, Survivor, choose_victim, survivors
-from .recovery import RecoveryReport, recover, resume
-from .segment import Layout, Segment, SegmentLease
+from .opening import Opened, open_device
+from .reclaim import Plan, Survivor, survivors
+from .recovery import RecoveryReport
+from .segment import Segment, SegmentLease
 from .transfer import Copy, Source, Target, Transfers, status_of
 
 logger = logging.getLogger(__name__)
@@ -63,7 +56,7 @@ class SegmentStore:
 
     def __init__(
         self,
-        opened: "_Opened",
+        opened: Opened,
         config: StoreConfig,
     ) -> None:
         self._device = opened.device
@@ -79,6 +72,7 @@ class SegmentStore:
         self._write_threads = anyio.CapacityLimiter(config.io_threads)
         self._rolling = anyio.Lock()  # held by the one task that makes room and opens the next segment
         self._killing = anyio.Lock()  # held by the one task that writes kills
+        self._put_ended = anyio.Event()  # the next put under way to end sets it
 
     @classmethod
     @asynccontextmanager
@@ -95,10 +89,19 @@ class SegmentStore:
             UnsupportedFormat: a newer version wrote it.
             StorageError: the directory cannot be used.
         """
-        opened = await anyio.to_thread.run_sync(_open_device, config, device)
+        opened = await anyio.to_thread.run_sync(open_device, config, device)
         store = cls(opened, config)
         logger.info("store opened: %s", store.recovery)
+        if store.max_object_bytes < config.max_object_bytes:
+            logger.info(
+                "the largest object is %d bytes, not %d: a segment of %d bytes holds no more",
+                store.max_object_bytes,
+                config.max_object_bytes,
+                opened.layout.segment_bytes,
+            )
         try:
+            if opened.is_shrunk:
+                await store._write_kills()
             yield store
         finally:
             with anyio.CancelScope(shield=True):  # device work only: as bounded as the device is
@@ -211,12 +214,18 @@ class SegmentStore:
                 # Gone for good, and once only: of several readers the first counts.
                 if catalog.drop(namespace, key, only=entry):
                     catalog.tally.corrupt_objects += 1
-                    logger.warning("dropped a corrupt object of %d bytes", entry.length)
+                    logger.warning(
+                        "dropped a corrupt object of %d bytes: %s", entry.length, _name(namespace, key)
+                    )
             elif status == Status.GATEWAY_FAULT and catalog.lose(namespace, key, only=entry):
                 # A miss gets written again, a fault would come back with every read. The bytes may be fine
                 # once the device is: the commit stays, for the next start to find.
                 catalog.tally.faulted_objects += 1
-                logger.warning("dropped an object of %d bytes that cannot be read", entry.length)
+                logger.warning(
+                    "dropped an object of %d bytes that cannot be read: %s",
+                    entry.length,
+                    _name(namespace, key),
+                )
 
     # Writing
 
@@ -234,7 +243,11 @@ class SegmentStore:
                 await self._write(batch, items, statuses)
                 position = batch.end
                 continue
-            outcome = await self._roll(items[position].data.nbytes)
+            active, length = self._catalog.active, items[position].data.nbytes
+            if active is not None and active.has_room(length):
+                await self._put_ended.wait()  # the quota is spoken for by the account's other puts
+                continue
+            outcome = await self._roll(length)
             if outcome != Status.OK:
                 statuses[position] = outcome
                 position += 1
@@ -245,8 +258,12 @@ class SegmentStore:
     def _allocate(
         self, namespace: bytes, items: Sequence[PutItem], start: int, statuses: bytearray
     ) -> "_Batch | None":
-        """Places in the active segment for as many items from `start` on as fit; None if not one does."""
+        """Places in the active segment, and in the quota, for as many items from `start` on as fit.
+
+        None if not one does.
+        """
         segment = self._catalog.active
+        book = self._catalog.books.of(namespace)
         positions: list[int] = []
         records: list[Record] = []
         end = start
@@ -254,15 +271,22 @@ class SegmentStore:
             length = item.data.nbytes
             if length > self._max_object_bytes:
                 statuses[end] = Status.TOO_LARGE
-            elif segment is not None and segment.has_room(length):
+            elif segment is None or not segment.has_room(length):
+                break
+            else:
+                admission = Status.OK if book is None else book.admit((namespace, item.key), length)
+                if admission is None:
+                    break
+                if admission != Status.OK:
+                    statuses[end] = admission
+                    end += 1
+                    continue
                 offset = segment.allocate(length)
                 sequence = self._catalog.take_sequence()
                 records.append(
                     Record(Kind.COMMIT, namespace, item.key, offset, length, item.checksum, sequence)
                 )
                 positions.append(end)
-            else:
-                break
             end += 1
         return _Batch(segment, positions, records, end) if end > start else None
 
@@ -278,15 +302,24 @@ class SegmentStore:
         segment.is_dirty = True
         try:
             written = await self._in_writer(self._transfers.write, target, payloads, records)
+            self._settle(segment, records, written.statuses, is_suspect=written.is_journal_suspect)
         except anyio.get_cancelled_exc_class():
             _give_back(segment, records)
             raise
         finally:
             segment.writers -= 1
+            self._leave_quota(records)
         for position, status in zip(batch.positions, written.statuses, strict=True):
             statuses[position] = status
-        self._settle(segment, records, written.statuses, is_suspect=written.is_journal_suspect)
         await self._write_kills()
+
+    def _leave_quota(self, records: list[Record]) -> None:
+        for record in records:
+            book = self._catalog.books.of(record.namespace)
+            if book is not None:
+                book.leave((record.namespace, record.key), record.length)
+        self._put_ended.set()
+        self._put_ended = anyio.Event()
 
     def _settle(self, segment: Segment, records: list[Record], statuses: bytes, *, is_suspect: bool) -> None:
         """Bring the catalog up to what a write did."""
@@ -401,7 +434,7 @@ class SegmentStore:
             if not self._plan.is_full:
                 break
             if not catalog.doomed:
-                victim = self._plan.choose_victim(0)
+                victim = self._plan.choose_victim(None)
                 if victim is None:
                     return False
                 catalog.doom(victim)
@@ -413,19 +446,22 @@ class SegmentStore:
         """Evict until yet another segment fits, and let what has been read move to the one just opened.
 
         The reserve is where survivors go: without it there would be no room to write them before their old
-        segment is removed. Survivors take at most half of the new segment; every round gains the other half.
+        segment is removed. Of what is full of life, survivors take at most half of the new segment, and every
+        round gains the other half. What is mostly dead gains that much by itself, and so moves as a whole.
         """
         catalog, plan = self._catalog, self._plan
-        budget_bytes = plan.survivor_bytes(length)
+        start_bytes = active.tail_bytes
         stuck: set[Segment] = set()
         while plan.is_full:
             await self._trim()
-            victim = plan.choose_victim(budget_bytes, stuck) if plan.is_full else None
-            if victim is None:
+            if not plan.is_full:
                 return
             before = active.tail_bytes
-            await self._relocate(victim, active, budget_bytes)
-            budget_bytes -= active.tail_bytes - before
+            moved_bytes = before - start_bytes
+            victim = plan.choose_victim(length, moved_bytes=moved_bytes, stuck=stuck)
+            if victim is None:
+                return
+            await self._relocate(victim, active, plan.survivor_bytes(victim, length) - moved_bytes)
             if not victim.is_idle:
                 continue  # somebody has begun to read there; it is not a candidate any more
             if plan.has_held_bytes(victim, more_than=0):
@@ -455,8 +491,10 @@ class SegmentStore:
         copies: list[Copy] = []
         cohorts: list[Cohort] = []
         moved: list[Survivor] = []
+        slots = active.layout.max_commits
+        slots = slots - 1 if victim.is_mostly_dead else slots // 2
         for namespace, key, entry in step:
-            has_slots = active.commits < active.layout.max_commits // 2
+            has_slots = active.commits < slots
             current = catalog.index.get(namespace, key)
             if current is None or current.place != entry.place or not has_slots:
                 continue
@@ -562,6 +600,7 @@ class SegmentStore:
             segments=len(catalog.segments),
             leases=catalog.ledger.readers,
             held_items=catalog.holds.items,
+            accounts=catalog.books.stats,
             **attrs.asdict(catalog.tally),
         )
 
@@ -576,6 +615,11 @@ class _Batch:
     end: int
 
 
+def _name(namespace: bytes, key: bytes) -> str:
+    """An object in a log line: enough to find it by, in a line that ends."""
+    return f"{namespace.hex()[:24]}/{key.hex()[:32]}"
+
+
 def _entry(segment: Segment, record: Record) -> Entry:
     return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence)
 
@@ -583,44 +627,3 @@ def _entry(segment: Segment, record: Record) -> Entry:
 def _give_back(segment: Segment, records: Iterable[Record]) -> None:
     for record in reversed(list(records)):
         segment.free(record.offset, record.length)
-
-
-@attrs.frozen(kw_only=True)
-class _Opened:
-    """What opening made, in a thread, before there is a store."""
-
-    device: Device
-    catalog: Catalog
-    recovery: RecoveryReport
-    capacity_bytes: int
-    layout: Layout
-
-
-def _open_device(config: StoreConfig, device: Device | None) -> _Opened:
-    """Lock, recover, and keep to the capacity that is configured now. Blocks."""
-    if device is None:
-        device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes)
-    device.lock()
-    try:
-        catalog, report = recover(device)
-        capacity_bytes = config.capacity_bytes or default_capacity_bytes(
-            free_bytes=device.free_bytes(), used_bytes=catalog.used_bytes
-        )
-        most = capacity_bytes // SEGMENTS_PER_STORE // UNIT_BYTES * UNIT_BYTES
-        layout = Layout(min(config.segment_bytes or default_segment_bytes(capacity_bytes), most))
-        resume(catalog, segment_bytes=layout.segment_bytes)
-        while catalog.used_bytes > capacity_bytes and (victim := choose_victim(catalog.segments.values())):
-            catalog.doom(victim)
-            try:
-                remove_files(device, victim, is_durable=True)
-            except StorageError as error:
-                # It counts on, so puts will be refused until it can be removed; reads need not wait for that.
-                logger.warning("segment %d cannot be removed: %s", victim.segment_id, error)
-                break
-            catalog.doomed.remove(victim)
-    except BaseException:
-        device.close()
-        raise
-    return _Opened(
-        device=device, catalog=catalog, recovery=report, capacity_bytes=capacity_bytes, layout=layout
-    )

@@ -1,5 +1,6 @@
 """A client and a gateway in one process, and a way to cancel a call at exactly its n-th checkpoint."""
 
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Generator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ PATIENT = Timeouts(exist_seconds=60, idle_ping_seconds=60, release_seconds=60)
 QUICK = BackoffConfig(initial_seconds=1e-6, cap_seconds=1e-6, jitter=0.0)
 
 
+@functools.cache
 def pattern(seed: int, count: int) -> bytes:
     """`count` bytes that differ from place to place and from seed to seed."""
     return bytes((seed * 37 + at * 11 + (at >> 8)) & 0xFF for at in range(count))

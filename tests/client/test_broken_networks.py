@@ -6,14 +6,25 @@ from typing import Any
 import anyio
 import pytest
 
-from adp_client import Client
+from adp_client import Client, ClientConfig
 from adp_client.errors import LinkError, LinkLost, LocalProtocolError
 from adp_client.protocol.codec import encode_body
-from adp_client.protocol.constants import ErrorCode, Flag, Opcode
+from adp_client.protocol.connection import Connection
+from adp_client.protocol.constants import ErrorCode, Flag, Opcode, Role
+from adp_client.protocol.events import NoticeReceived
 from adp_client.protocol.frames import FrameHeader, encode_header
-from adp_client.protocol.messages import Exist, ExistReply, Limits, Read, ReadItem, ReadReply
-from adp_client.testing import Faults, FaultyTransport, MemoryGateway
-from client.support import NAMESPACE, connected, leftovers, pattern
+from adp_client.protocol.messages import (
+    ErrorMessage,
+    Exist,
+    ExistReply,
+    Limits,
+    Read,
+    ReadItem,
+    ReadReply,
+)
+from adp_client.protocol.state import State
+from adp_client.testing import Faults, FaultyTransport, MemoryGateway, MemoryTransport, memory_pair
+from client.support import ENDPOINT, NAMESPACE, QUICK, connected, leftovers, pattern
 
 pytestmark = pytest.mark.anyio
 
@@ -179,6 +190,80 @@ async def test_a_wrong_answer_costs_the_connection_once_and_nobody_gets_another_
         assert [r.statuses for r in results][1:] == [b"\0\0", b"\1\0"]
         assert len(gateway.sessions) == 2
         assert leftovers(client) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (lambda s, r: raw_reply(s, r, request_id=r.request_id + 1), ErrorCode.UNEXPECTED_MESSAGE),
+        (lambda s, r: raw_reply(s, r, body_bytes=0xFFFFFFFF), ErrorCode.LIMIT_EXCEEDED),
+        (lambda s, r: raw_reply(s, r, body_crc=1), ErrorCode.BAD_CHECKSUM),
+        (lambda s, r: raw_reply(s, r, body_bytes=0, body_crc=0), ErrorCode.MALFORMED),
+        (lambda s, r: b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40), ErrorCode.BAD_MAGIC),
+    ],
+)
+async def test_a_gateway_that_breaks_the_protocol_is_told_so(answer, code):
+    """Spec section 7.3: who sees a violation says which one, and closes."""
+
+    async def script(session, request) -> bool:
+        if session is not gateway.sessions[0]:
+            return False
+        await session.transport.send([answer(session, request)])
+        return True
+
+    async with connected() as (client, gateway):
+        gateway.script = script
+        assert (await client.exist(NAMESPACE, [b"k"])).statuses == b"\1"
+        first, _ = gateway.sessions
+        await anyio.wait_all_tasks_blocked()
+        (notice,) = first.notices
+        assert isinstance(notice, ErrorMessage)
+        assert notice.code is code
+        assert notice.text
+        assert gateway.violations == []
+
+
+async def test_a_gateway_that_breaks_the_protocol_in_the_handshake_is_told_so():
+    ends: list[MemoryTransport] = []
+
+    async def dial(endpoint) -> MemoryTransport:
+        ours, theirs = memory_pair()
+        ends.append(theirs)
+        await theirs.send([b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40)])
+        return ours
+
+    async with Client(ClientConfig(endpoint=ENDPOINT, backoff=QUICK), dial=dial) as client:
+        while not client.stats().connects_failed:
+            await anyio.lowlevel.checkpoint()
+        heard = Connection(Role.GATEWAY)
+        while not isinstance(event := heard.next_event(), NoticeReceived):
+            if event is None:
+                heard.bytes_received(await ends[0].receive_some(heard.receive_buffers()))
+        assert isinstance(event.notice, ErrorMessage)
+        assert event.notice.code is ErrorCode.BAD_MAGIC
+
+
+async def test_a_connection_that_ends_between_two_frames_of_a_request_loses_it_and_blames_nobody():
+    """The writer comes back from the first frame and finds that the reader has heard ERROR meanwhile."""
+    gateway = MemoryGateway(limits=Limits(max_payload_bytes=1000))
+
+    class Slow(FaultyTransport):
+        async def send(self, parts) -> None:
+            await super().send(parts)
+            (first, *others) = gateway.sessions
+            if len(parts) > 1 and not others:
+                with anyio.CancelScope(shield=True):
+                    await first.transport.send([first.connection.error(ErrorCode.TIMED_OUT, "enough")])
+                    while not first.client_has_heard():
+                        await anyio.lowlevel.checkpoint()
+
+    gateway.wrap = lambda inner: Slow(inner, Faults())
+    async with connected(gateway) as (client, _):
+        epoch = client._link.epoch
+        gateway.sessions[0].client_has_heard = lambda: epoch._connection.state is State.CLOSED
+        assert (await client.write(NAMESPACE, [b"k"], [bytes(2500)])).is_all_ok
+        assert epoch.ending.reason.endswith("TIMED_OUT: enough")
+        assert client.stats().replays == 1
 
 
 async def test_b36_a_gateway_that_always_answers_rubbish_is_dialled_with_backoff_not_in_a_loop():

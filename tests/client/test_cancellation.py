@@ -5,86 +5,16 @@ cancellation the caller's memory is filled with a mark that must stay, and the n
 must get its own right answer.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import anyio
-import attrs
 import pytest
 
 from adp_client import Client, ClientConfig
 from adp_client.protocol.messages import Limits
 from adp_client.testing import MemoryGateway
-from client.support import ENDPOINT, NAMESPACE, QUICK, Gate, cancel_at, connected, leftovers, pattern
+from client.support import ENDPOINT, NAMESPACE, QUICK, Gate, cancel_at, connected, leftovers
+from client.verbs import KEYS, MARK, SIZE, VERBS, read, stored
 
 pytestmark = pytest.mark.anyio
-
-COUNT, SIZE = 6, 3000
-KEYS = [b"key-%d" % at for at in range(COUNT)]
-ABSENT = [b"no-%02d" % at for at in range(COUNT)]
-MARK = 0xA5
-
-
-@attrs.define
-class Call:
-    """One verb, the memory it was given, and how to tell whether its result is right."""
-
-    run: Callable[[Client], Awaitable[Any]]
-    is_right: Callable[[Any], bool]
-    memory: list[bytearray]
-
-
-def exist() -> Call:
-    return Call(
-        lambda c: c.exist(NAMESPACE, [*KEYS, *ABSENT]),
-        lambda r: r.statuses == bytes(COUNT) + b"\1" * COUNT,
-        [],
-    )
-
-
-def read() -> Call:
-    memory = [bytearray(SIZE) for _ in KEYS]
-    return Call(
-        lambda c: c.read(NAMESPACE, KEYS, memory),
-        lambda r: r.is_all_ok and all(bytes(m) == pattern(at, SIZE) for at, m in enumerate(memory)),
-        memory,
-    )
-
-
-def write() -> Call:
-    memory = [bytearray(pattern(at, SIZE)) for at in range(COUNT)]
-    return Call(lambda c: c.write(NAMESPACE, KEYS, memory), lambda r: r.is_all_ok, memory)
-
-
-def write_spanning_frames() -> Call:
-    memory = [bytearray(pattern(9, 20_000))]
-    return Call(lambda c: c.write(NAMESPACE, [b"large"], [[memory[0]]]), lambda r: r.is_all_ok, memory)
-
-
-def delete() -> Call:
-    return Call(lambda c: c.delete(NAMESPACE, ABSENT), lambda r: r.statuses == b"\1" * COUNT, [])
-
-
-def check() -> Call:
-    return Call(lambda c: c.check(NAMESPACE, KEYS), lambda r: r.is_all_ok, [])
-
-
-def fence() -> Call:
-    return Call(lambda c: c.fence(), lambda r: r is None, [])
-
-
-def ping() -> Call:
-    return Call(lambda c: c.ping(), lambda r: r >= 0, [])
-
-
-VERBS = [exist, read, write, write_spanning_frames, delete, check, fence, ping]
-
-
-def stored(**settings: Any) -> MemoryGateway:
-    gateway = MemoryGateway(**settings)
-    for at, key in enumerate(KEYS):
-        gateway.put(NAMESPACE, key, pattern(at, SIZE))
-    return gateway
 
 
 @pytest.mark.parametrize("make", VERBS)
@@ -145,8 +75,8 @@ async def test_cancelled_while_waiting_for_the_gateway(make):
 
 
 @pytest.mark.parametrize("make", VERBS)
-async def test_cancelled_in_the_queue_costs_nothing(make):
-    """B26: a request that never got room leaves no trace on the wire."""
+async def test_b26_cancelled_in_the_queue_costs_nothing(make):
+    """A request that never got room leaves no trace on the wire."""
     go = anyio.Event()
 
     async def script(session, request) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
+from adp_client.epoch import LAST_WORDS_SECONDS
 from adp_client.errors import ConnectFailed, LinkClosed, LinkLost, LocalProtocolError, RequestTimeout
 from adp_client.operations import VectorOperation
 from adp_client.pending import Outcome
@@ -291,6 +292,28 @@ async def test_b28_a_write_that_is_stuck_in_the_socket_costs_the_connection_not_
         assert len(gateway.sessions) == 2
 
 
+async def test_complaining_to_a_gateway_that_does_not_read_is_bounded():
+    """It breaks the protocol while a WRITE is stuck on its way to it: nobody waits for long."""
+    async with connected(MemoryGateway(capacity_bytes=1000), timeouts=TIMES) as (client, gateway):
+
+        async def script(session, request) -> bool:
+            if session is not gateway.sessions[0]:
+                return False
+            await anyio.wait_all_tasks_blocked()  # the WRITE has filled the pipe
+            await session.transport.send([bytes(64)])
+            await anyio.sleep_forever()
+            return True
+
+        gateway.script = script
+        begun = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.exist, NAMESPACE, [b"k"])
+            await anyio.wait_all_tasks_blocked()
+            assert (await client.write(NAMESPACE, [b"w"], [bytes(8000)])).is_all_ok
+        assert anyio.current_time() - begun < LAST_WORDS_SECONDS + 0.1
+        assert len(gateway.sessions) == 2
+
+
 async def test_while_nobody_answers_a_verb_waits_its_own_time():
     gateway = MemoryGateway()
     gateway.is_down = True
@@ -432,8 +455,8 @@ async def test_closing_fails_what_others_are_waiting_for():
     assert [type(exc) for exc in outcomes] == [LinkClosed]
 
 
-async def test_late_answers_of_an_old_connection_reach_nobody():
-    """B32: the answer to an expired EXIST arrives after all, on a connection that nobody reads any more."""
+async def test_b32_late_answers_of_an_old_connection_reach_nobody():
+    """The answer to an expired EXIST arrives after all, on a connection that nobody reads any more."""
     async with connected(timeouts=TIMES) as (client, gateway):
         late: list = []
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from adp_client import Client, ClientConfig, ErrorCode
+from adp_client import Client, ClientConfig, ErrorCode, ObjectKey
 from adp_client.epoch import MAX_PASSED_OVER
 from adp_client.errors import LocalProtocolError, Overloaded, Refused
 from adp_client.operations import Operation
@@ -268,6 +268,12 @@ async def test_payloads_may_be_any_buffers_and_lists_of_them():
         assert bytes(text[: read.lengths[1]]) == b"abde"
 
 
+def released() -> memoryview:
+    view = memoryview(bytearray(8))
+    view.release()
+    return view
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -279,6 +285,23 @@ async def test_payloads_may_be_any_buffers_and_lists_of_them():
         (lambda c: c.read(NAMESPACE, [b"k"], [memoryview(bytearray(8))[::2]]), "contiguous"),
         (lambda c: c.write(NAMESPACE, [b"k"], [memoryview(bytes(8))[::2]]), "contiguous"),
         (lambda c: c.write(NAMESPACE, [b"k", b"l"], [b""]), "2 keys and 1 buffers"),
+        (lambda c: c.exist(bytearray(32), [b"k"]), "a namespace is bytes, not bytearray"),
+        (lambda c: c.delete("n" * 32, [b"k"]), "a namespace is bytes, not str"),
+        (lambda c: c.check(None, [b"k"]), "a namespace is bytes, not NoneType"),
+        (lambda c: c.exist(NAMESPACE, [ObjectKey(block_hash=b"h", group=0)]), r"\.to_bytes\(\)"),
+        (lambda c: c.exist(NAMESPACE, ["text"]), "a key is bytes, not str: 'text'"),
+        (lambda c: c.exist(NAMESPACE, [None]), "a key is bytes, not NoneType"),
+        (lambda c: c.exist(NAMESPACE, b"one key"), "keys are given as a list of bytes, not as bytes"),
+        (lambda c: c.delete(NAMESPACE, "one key"), "keys are given as a list of bytes, not as str"),
+        (lambda c: c.check(NAMESPACE, 7), "keys are given as a list of bytes, not as int"),
+        (lambda c: c.read(NAMESPACE, [b"k"], bytearray(1)), "a list of buffers, not as bytearray"),
+        (lambda c: c.read(NAMESPACE, [b"k"], 7), "a list of buffers, not as int"),
+        (lambda c: c.read(NAMESPACE, [b"k"], [7]), "cannot read into int"),
+        (lambda c: c.read(NAMESPACE, [b"k"], [None]), "cannot read into NoneType"),
+        (lambda c: c.read(NAMESPACE, [b"k"], [released()]), "cannot read into memoryview"),
+        (lambda c: c.write(NAMESPACE, [b"k"], b"v"), "a list of buffers, not as bytes"),
+        (lambda c: c.write(NAMESPACE, [b"k"], ["text"]), "cannot write from str"),
+        (lambda c: c.write(NAMESPACE, [b"k"], [[b"v", 7]]), "cannot write from int"),
     ],
 )
 async def test_wrong_use_is_a_local_error_and_harms_nothing(call, words):
@@ -286,6 +309,36 @@ async def test_wrong_use_is_a_local_error_and_harms_nothing(call, words):
         with pytest.raises(LocalProtocolError, match=words):
             await call(client)
         assert (await client.exist(NAMESPACE, [b"k"])).count_ok == 0
+        assert len(gateway.sessions) == 1
+
+
+@pytest.mark.parametrize(
+    ("spans", "is_fine"),
+    [
+        ([(0, 8), (8, 16), (16, 16), (4, 4)], True),
+        ([(8, 16), (0, 8)], True),
+        ([(0, 8), (7, 16)], False),
+        ([(8, 16), (0, 16)], False),
+        ([(0, 8), (0, 8)], False),
+        ([(0, 2), (4, 6), (8, 10), (5, 6)], False),
+    ],
+)
+async def test_buffers_of_one_read_must_not_overlap(spans, is_fine):
+    """Two objects would land in the same bytes, each be found whole, and one of them be lost."""
+    memory = bytearray(b"-" * 16)
+    buffers = [memoryview(memory)[begin:end] for begin, end in spans]
+    keys = keys_of(len(spans))
+    async with connected() as (client, gateway):
+        for key, buffer in zip(keys, buffers, strict=True):
+            gateway.put(NAMESPACE, key, b"x" * len(buffer))
+        if is_fine:
+            assert (await client.read(NAMESPACE, keys, buffers)).is_all_ok
+            return
+        with pytest.raises(LocalProtocolError, match="overlap"):
+            await client.read(NAMESPACE, keys, buffers)
+        assert memory == b"-" * 16
+        # In two calls, and to write from, it is the caller's own business.
+        assert (await client.write(NAMESPACE, keys, buffers)).is_all_ok
         assert len(gateway.sessions) == 1
 
 
@@ -384,7 +437,7 @@ class Held:
         return False
 
 
-async def test_reads_and_lookups_go_before_queued_writes():
+async def test_b46_reads_and_lookups_go_before_queued_writes():
     """W11: a queue of writes does not hold up a read."""
     held = Held()
     gateway = MemoryGateway(limits=Limits(max_requests=1, max_payload_bytes=1000))

@@ -288,8 +288,8 @@ async def test_cancelled_in_the_middle_of_receiving_aborts_and_touches_nothing_m
             await other.receive_exactly(scattered([1]))
 
 
-async def test_cancelled_in_the_middle_of_sending_ends_the_stream(make_pair):
-    """B28: half a frame must not be followed by anything."""
+async def test_b28_cancelled_in_the_middle_of_sending_ends_the_stream(make_pair):
+    """Half a frame must not be followed by anything."""
     async with opened(make_pair) as (one, other):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one.send, [pattern(64 * BULK)])
@@ -301,8 +301,8 @@ async def test_cancelled_in_the_middle_of_sending_ends_the_stream(make_pair):
             await other.receive_exactly(scattered([65 * BULK]))
 
 
-async def test_two_tasks_in_one_direction_are_told_so(make_pair):
-    """B30: their bytes would interleave."""
+async def test_b30_two_tasks_in_one_direction_are_told_so(make_pair):
+    """Their bytes would interleave."""
     async with opened(make_pair) as (one, other):
         if isinstance(one, FaultyTransport):
             pytest.skip("guards are its inner transport's")

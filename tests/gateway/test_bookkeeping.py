@@ -210,7 +210,7 @@ def test_the_oldest_idle_sealed_segment_goes_unless_one_is_empty(catalog):
 
 def test_only_what_was_read_survives_and_only_within_the_budget(catalog):
     for n in range(5):
-        commit(catalog, 1, key(n), 4096)
+        commit(catalog, 1, key(n), 40_960)
     commit(catalog, 2, key(3))
     list(catalog.index.use(NAMESPACE, [key(1), key(2), key(3), key(4)]))
     first = catalog.segments[1]
@@ -220,8 +220,38 @@ def test_only_what_was_read_survives_and_only_within_the_budget(catalog):
         return [survivor.key for survivor in found]
 
     assert plan(1 << 20) == [key(1), key(2), key(4)]
-    assert plan(2 * 4096) == [key(1), key(2)]
-    assert plan(4095) == []
+    assert plan(2 * 40_960) == [key(1), key(2)]
+    assert plan(40_959) == []
+    catalog.drop(NAMESPACE, key(1))
+    assert first.is_mostly_dead
+    assert plan(1 << 20) == [key(0), key(2), key(4)], "then all of it does"
+    assert plan(2 * 40_960) == [key(0), key(2)]
+
+
+def test_what_is_mostly_dead_goes_before_the_oldest(catalog):
+    first, second, _ = catalog.segments.values()
+    for n in range(5):
+        commit(catalog, 1, key(n), 40_960)
+        commit(catalog, 2, key(10 + n), 40_960)
+    assert choose_victim(catalog.segments.values()) is first
+    for n in range(10, 12):
+        catalog.drop(NAMESPACE, key(n))
+    assert choose_victim(catalog.segments.values()) is second
+    for n in range(3):
+        catalog.drop(NAMESPACE, key(n))
+    assert choose_victim(catalog.segments.values()) is first, "the barest of them"
+
+
+def test_a_segment_that_is_full_by_number_is_not_mostly_dead(catalog):
+    """Empty objects: a fraction of its bytes, but all of its places in the journal."""
+    first = catalog.segments[1]
+    for n in range(first.layout.max_commits):
+        commit(catalog, 1, key(n), 0)
+    assert first.live_bytes < first.charge_bytes // 2
+    assert not first.is_mostly_dead
+    for n in range(first.layout.max_commits // 2):
+        catalog.drop(NAMESPACE, key(n))
+    assert first.is_mostly_dead
 
 
 def test_places_given_back_are_used_again(device):

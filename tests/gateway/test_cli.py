@@ -72,6 +72,14 @@ def test_what_is_no_size(text: str) -> None:
             ["--data", "x", "--tls-certificate", "/dev/null", "--tls-key", "/dev/null"],
             "--tls-certificate: '/dev/null' and '/dev/null' are not a certificate and its key in PEM form",
         ),
+        (
+            ["--data", "x", "--listen", "tcp://0.0.0.0:7171"],
+            "argument --listen: everybody who reaches tcp://0.0",
+        ),
+        (["--data", "x", "--listen", "tcp://[::]:7171"], "or say --insecure-no-token"),
+        (["--data", "x", "--listen", "tcp://127.example.org:7171"], "or say --insecure-no-token"),
+        (["--data", "x", "--tenants", "/nonexistent"], "argument --tenants: cannot read '/nonexistent'"),
+        (["--data", "x", "--tenants", "/dev/null"], "argument --tenants: required, and missing @ $.tenants"),
         (["--data", "/" + "long/" * 30], "--data is too long for the default --listen"),
     ],
 )
@@ -86,6 +94,40 @@ def test_bad_usage_is_one_line_that_names_the_option(
     assert said.err.count("\n") == 1
     assert said.err.startswith("adp-gateway")
     assert problem in said.err
+
+
+def test_every_problem_of_a_tenants_file_is_in_the_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants.a]\nquota = "much"\n[tenants.b]\ntoken = "s3cret"\n')
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--data", "x", "--tenants", str(file)])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for problem in ("'much' is not a size", "@ $.tenants['a'].quota", "unknown key", "$.tenants['b'].token"):
+        assert problem in line
+    assert "s3cret" not in line
+
+
+def test_tenants_or_a_token_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "tenants.toml").write_text('[tenants.a]\ntoken_file = "token"\n')
+    both = ["--token-file", str(tmp_path / "token"), "--tenants", str(tmp_path / "tenants.toml")]
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--data", "x", *both])
+    assert caught.value.code == 2
+    assert "not allowed with argument --token-file" in capsys.readouterr().err
+
+
+def test_a_directory_of_somebody_else_s_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    assert main(["serve", "--data", str(tmp_path), "--listen", f"unix://{tmp_path}/s"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds no store, but is not empty ('thesis.txt' is there)" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_data_directory_that_cannot_be_is_one_line(

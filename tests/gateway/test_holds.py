@@ -136,20 +136,19 @@ def plan_of(catalog: Catalog, segments: int = 5) -> Plan:
 def test_a_segment_with_too_much_that_is_held_is_passed_over(full):
     plan = plan_of(full)
     first, second, third, _ = full.segments.values()
-    budget = plan.survivor_bytes(1)
-    assert budget == 124 * KIB
-    assert plan.choose_victim(budget) is first
+    assert plan.survivor_bytes(first, 1) == 124 * KIB
+    assert plan.choose_victim(1) is first
     three = hold(full, 10, 11, 12)
-    assert plan.choose_victim(budget) is first, "three of them fit the budget"
-    assert plan.choose_victim(0) is second
+    assert plan.choose_victim(1) is first, "three of them fit beside the object"
+    assert plan.choose_victim(None) is second
     one = hold(full, 13, 20, 20)
-    assert plan.choose_victim(budget) is second
-    assert plan.choose_victim(0) is third
-    assert plan.choose_victim(budget, {second}) is third
+    assert plan.choose_victim(1) is second
+    assert plan.choose_victim(None) is third
+    assert plan.choose_victim(1, stuck={second}) is third
     three.release()
-    assert plan.choose_victim(budget) is first
+    assert plan.choose_victim(1) is first
     one.release()
-    assert plan.choose_victim(0) is first
+    assert plan.choose_victim(None) is first
 
 
 def test_what_is_held_survives_before_what_was_read(full):
@@ -178,13 +177,28 @@ def test_a_search_in_vain_is_not_repeated_until_a_hold_ends(full, monkeypatch):
 
     monkeypatch.setattr(Plan, "has_held_bytes", counted)
     kept = [hold(full, 10), hold(full, 20), hold(full, 30)]
-    assert plan.choose_victim(0) is None
+    assert plan.choose_victim(None) is None
     assert len(asked) == 3
-    assert plan.choose_victim(0) is None
+    assert plan.choose_victim(None) is None
     assert len(asked) == 3
-    assert plan.choose_victim(64 * KIB) is full.segments[1]
+    assert plan.choose_victim(1, moved_bytes=60 * KIB) is full.segments[1]
     kept[2].release()
-    assert plan.choose_victim(0) is full.segments[3]
+    assert plan.choose_victim(None) is full.segments[3]
+
+
+def test_what_is_mostly_dead_goes_before_the_oldest_unless_too_much_of_it_is_held(full):
+    plan = plan_of(full)
+    for n in range(20, 23):
+        full.drop(NAMESPACE, key(n))
+    second = full.segments[2]
+    assert second.is_mostly_dead
+    kept = hold(full, 23, 24)
+    assert plan.survivor_bytes(second, 1) > plan.survivor_bytes(full.segments[1], 1)
+    assert plan.choose_victim(1) is second
+    assert plan.choose_victim(1, moved_bytes=200 * KIB) is full.segments[1]
+    assert plan.choose_victim(None) is full.segments[1]
+    assert {survivor.key for survivor in survivors(full, second, budget_bytes=1 << 20)} == {key(23), key(24)}
+    kept.release()
 
 
 def test_the_last_free_segment_is_kept_for_what_is_held(full):

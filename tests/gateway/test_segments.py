@@ -1,6 +1,7 @@
 """What only the segment store has: files, restarts, reclaiming, a lock."""
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from adp_gateway.device.memory import Command, Kind, MemoryDevice
-from adp_gateway.errors import StoreLocked, UnsupportedFormat
+from adp_gateway.errors import NotAStore, StoreLocked, UnsupportedFormat
+from adp_gateway.fsck import check
 from adp_gateway.store.base import Status
 from adp_gateway.store.format import SUPERBLOCK_NAME
 from adp_gateway.store.segments import SegmentStore
@@ -185,6 +187,70 @@ async def test_a_damaged_superblock_is_written_again(tmp_path, raw):
         assert await get(store, key(1)) == b"object"
     async with SegmentStore.open(config(tmp_path)) as store:
         assert not store.recovery.is_superblock_new
+
+
+def strange_file(directory: Path) -> None:
+    (directory / "thesis.txt").write_text("do not touch")
+
+
+def strange_superblock(directory: Path) -> None:
+    (directory / SUPERBLOCK_NAME).write_bytes(b"of another program")
+
+
+def strange_directory(directory: Path) -> None:
+    (directory / "home").mkdir()
+
+
+def strange_journal(directory: Path) -> None:
+    (directory / SUPERBLOCK_NAME).touch()
+    (directory / "seg-00000001.log").write_bytes(b"another program's log" * 100)
+
+
+@pytest.mark.parametrize("make", [strange_file, strange_superblock, strange_directory, strange_journal])
+async def test_somebody_else_s_directory_is_refused_untouched(tmp_path, make):
+    make(tmp_path)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(NotAStore, match="not empty"):
+        async with SegmentStore.open(config(tmp_path)):
+            pass
+    with pytest.raises(NotAStore):
+        check(tmp_path)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+async def test_what_is_as_good_as_an_empty_directory(tmp_path):
+    """A new file system's, a socket that a dead gateway left, and a start that was killed at once."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "lock").touch()
+    (tmp_path / SUPERBLOCK_NAME).touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+        async with SegmentStore.open(config(tmp_path)) as store:
+            assert await put(store, key(1), b"object") == Status.OK
+
+
+async def test_what_opening_found_is_one_line_that_people_can_read(tmp_path, caplog):
+    caplog.set_level("INFO")
+    async with SegmentStore.open(config(tmp_path, max_object_bytes=MIB)) as store:
+        await put(store, key(1), b"object")
+        assert f"the largest object is {store.max_object_bytes} bytes, not {MIB}: a segment" in caplog.text
+    with (tmp_path / "seg-00000001.log").open("ab") as log:
+        log.write(b"torn")
+    caplog.clear()
+    async with SegmentStore.open(config(tmp_path, max_object_bytes=100_000)):
+        pass
+    (line,) = caplog.messages
+    assert line == "store opened: 1 objects in 1 segments, 4 bytes of torn journals cut off"
+
+
+async def test_lines_about_damaged_objects_name_them(tmp_path, caplog):
+    async with SegmentStore.open(config(tmp_path)) as store:
+        await put(store, key(1), payload(1, 5000))
+        with (tmp_path / "seg-00000001.data").open("r+b") as file:
+            file.write(b"damage")
+        assert await get(store, key(1)) == Status.CORRUPT
+    name = f"{NAMESPACE.hex()[:24]}/{key(1).hex()[:32]}"
+    assert f"dropped a corrupt object of 5000 bytes: {name}" in caplog.text
 
 
 async def test_a_smaller_capacity_takes_effect_at_the_next_start(tmp_path):

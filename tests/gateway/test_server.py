@@ -132,3 +132,36 @@ async def test_accept_survives_a_want_of_descriptors(
             assert await peer.exist(key_of(1)) == [ErrorCode.NOT_FOUND]
             await peer.transport.aclose()
     assert "cannot accept" in caplog.text
+
+
+async def test_b54_no_client_fills_the_log_by_being_turned_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hundred times the wrong token from one place: one line."""
+    async with serving(tmp_path, token=b"secret") as (server, endpoint):
+        for _ in range(100):
+            peer = Peer(await connect(endpoint), Hello(token=b"wrong"))
+            await peer.transport.send([peer.connection.hello(peer.hello)])
+            (notice,) = await peer.closed()
+            assert isinstance(notice, ErrorMessage)
+            assert notice.code is ErrorCode.UNAUTHENTICATED
+        await until(lambda: server.counters.sessions == 0)
+        assert server.counters.violations["UNAUTHENTICATED"] == 100
+    assert caplog.text.count("UNAUTHENTICATED") == 1
+
+
+async def test_every_unix_peer_has_a_number_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when the system gives the second connection the descriptor of the first."""
+    async with serving(tmp_path) as (server, endpoint):
+        for notice in ("first", "second"):
+            peer = await dial(endpoint)
+            with caplog.at_level("INFO"):
+                await peer.transport.send([peer.connection.error(ErrorCode.MALFORMED, notice)])
+                await until(lambda: server.counters.sessions == 0)
+            await peer.transport.aclose()
+    assert [word for word in caplog.text.split() if word.startswith("unix:")] == [
+        f"{endpoint}#1:",
+        f"{endpoint}#2:",
+    ]

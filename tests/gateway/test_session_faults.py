@@ -21,6 +21,7 @@ from adp_client.protocol.messages import (
     WriteItem,
 )
 from adp_gateway.shared import Patience
+from adp_gateway.tenants import Door
 
 from .house import House, house
 from .peer import NAMESPACE, Peer, content, key_of
@@ -156,7 +157,7 @@ async def test_more_than_the_window() -> None:
 
 @pytest.mark.parametrize("shown", [b"", b"wrong", b"secret and more", b"secre"])
 async def test_a_wrong_token(shown: bytes) -> None:
-    async with house(token=b"secret") as home:
+    async with house(door=Door(token=b"secret")) as home:
         peer = Peer(home.dial(), Hello(token=shown))
         await peer.transport.send([peer.connection.hello(peer.hello)])
         await assert_ended(peer, ErrorCode.UNAUTHENTICATED)

@@ -9,6 +9,7 @@ import pytest
 from adp_client.config import BackoffConfig, ClientConfig, Timeouts, TLSConfig
 from adp_engines.config import OffloadingConfig
 from adp_gateway.cli import make_parser
+from adp_gateway.tenants import TenantSettings
 from policy.checkout import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
@@ -38,6 +39,7 @@ def written(default: object) -> str:
         ("`tls`", TLSConfig),
         ("`timeouts`", Timeouts),
         ("`backoff`", BackoffConfig),
+        ("`--tenants FILE`", TenantSettings),
     ],
 )
 def test_every_key_is_listed_with_its_default(heading: str, settings: type[attrs.AttrsInstance]) -> None:

@@ -136,7 +136,9 @@ async def test_http_and_noise_on_the_port(tmp_path: Path) -> None:
             assert await good.read(key_of(1)) == [b"fine"]
         status, errors = served.stop()
         assert status == 0
-        assert errors.count("WARNING") == 3
+        assert errors.count("WARNING") == 2, "one line for each matter"
+        assert "BAD_MAGIC" in errors
+        assert "BAD_CHECKSUM" in errors
 
 
 async def test_token(tmp_path: Path) -> None:
@@ -149,6 +151,43 @@ async def test_token(tmp_path: Path) -> None:
         assert await peer.exist(key_of(1)) == [NOT_FOUND]
         _, errors = served.stop()
         assert "sesame" not in errors
+
+
+async def test_tenants_through_a_kill(tmp_path: Path) -> None:
+    """One floods, the other keeps all; the quota holds over a restart and is said in the log."""
+    (tmp_path / "a.token").write_text("alpha\n")
+    (tmp_path / "b.token").write_text("beta\n")
+    (tmp_path / "a.token").chmod(0o640)
+    (tmp_path / "b.token").chmod(0o644)
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(
+        '[tenants.a]\ntoken_file = "a.token"\nquota = "10MiB"\n[tenants.b]\ntoken_file = "b.token"\n'
+    )
+    others = {key_of(n): content(200_000, seed=n) for n in range(10)}
+    async with gateway(tmp_path / "kv", "--tenants", str(tenants)) as served:
+        with pytest.raises(Closed):
+            await served.dial(hello=Hello(token=b"gamma"))
+        b = await served.dial(hello=Hello(token=b"beta"))
+        assert await b.write(others) == [OK] * 10
+        a = await served.dial(hello=Hello(token=b"alpha"))
+        for n in range(100, 130):
+            assert await a.write({key_of(n): content(MIB, seed=n)}) == [OK]
+        kept = await a.exist(*map(key_of, range(100, 130)))
+        assert kept == [NOT_FOUND] * 21 + [OK] * 9
+        _, errors = served.stop(signal.SIGKILL)
+        assert "every user of this machine can read the token in" in errors
+        assert errors.count("every user of this machine") == 1
+    async with gateway(tmp_path / "kv", "--tenants", str(tenants)) as served:
+        a = await served.dial(hello=Hello(token=b"alpha"))
+        b = await served.dial(hello=Hello(token=b"beta"))
+        assert await a.exist(*map(key_of, range(100, 130))) == kept
+        assert await a.exist(*others) == [NOT_FOUND] * 10
+        assert await b.read(*others) == list(others.values())
+        _, errors = served.stop()
+        assert "tenant a: 9 objects, 9440640 bytes, quota 10485760" in errors
+        assert "tenant b: 10 objects, 2010880 bytes, no quota" in errors
+        assert "alpha" not in errors
+        assert "beta" not in errors
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":

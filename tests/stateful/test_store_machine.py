@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import anyio
 import anyio.abc
+import attrs
 import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import settings
@@ -18,6 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from adp_gateway.device.memory import MemoryDevice
 from adp_gateway.fsck import check_device
 from adp_gateway.store.base import Hold, ReadLease, Status
+from adp_gateway.store.quotas import Account
+from adp_gateway.store.segment import object_charge
 from adp_gateway.store.segments import SegmentStore
 from gateway.objects import (
     KIB,
@@ -33,6 +36,10 @@ from gateway.objects import (
 
 SMALL = {"segment_bytes": 64 * KIB, "capacity_bytes": 320 * KIB}
 keys = st.sampled_from([b"a", b"bb", b"ccc", b"dddd", b"eeeee", b"ffffff"])
+ACCOUNTS = (
+    Account(name="here", prefix=NAMESPACE[:8], quota_bytes=100_000),
+    Account(name="there", prefix=OTHER_NAMESPACE[:8], quota_bytes=150_000),
+)
 namespaces = st.sampled_from([NAMESPACE, OTHER_NAMESPACE])
 lengths = st.sampled_from([0, 1, 4096, 5000, 16 * KIB + 1, 30_000, 60 * KIB])
 
@@ -40,11 +47,11 @@ lengths = st.sampled_from([0, 1, 4096, 5000, 16 * KIB + 1, 30_000, 60 * KIB])
 class StoreMachine(RuleBasedStateMachine):
     backend = "asyncio"
 
-    @initialize(durability=st.sampled_from(["relaxed", "durable"]))
-    def begin(self, durability: str) -> None:
+    @initialize(durability=st.sampled_from(["relaxed", "durable"]), accounts=st.sampled_from([(), ACCOUNTS]))
+    def begin(self, durability: str, accounts: tuple[Account, ...]) -> None:
         self.stack = ExitStack()
         self.portal = self.stack.enter_context(start_blocking_portal(self.backend))
-        self.settings = config("unused", durability=durability, **SMALL)
+        self.settings = config("unused", durability=durability, accounts=accounts, **SMALL)
         self.device = self.stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
         self.model: dict[tuple[bytes, bytes], bytes] = {}
         self.leases: list[tuple[ReadLease, bytes]] = []
@@ -75,6 +82,8 @@ class StoreMachine(RuleBasedStateMachine):
         for put, status in zip(items, statuses, strict=True):
             if status == Status.OK:
                 self.model[namespace, put.key] = bytes(put.data)
+            elif status == Status.TOO_LARGE:
+                assert any(object_charge(length) > account.quota_bytes for account in self.settings.accounts)
             else:
                 assert status == Status.CAPACITY_EXHAUSTED
                 assert self.leases or self.holds, "only leases may keep the store from making room"
@@ -163,6 +172,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.device = image
         self.open()
 
+    @rule(half=st.booleans())
+    def restart_with_other_quotas(self, half: bool) -> None:
+        self.close()
+        accounts = tuple(
+            attrs.evolve(account, quota_bytes=original.quota_bytes // (2 if half else 1))
+            for account, original in zip(self.settings.accounts, ACCOUNTS, strict=False)
+        )
+        self.settings = attrs.evolve(self.settings, accounts=accounts)
+        self.open()
+
     @invariant()
     def sound(self) -> None:
         if not hasattr(self, "store"):
@@ -183,6 +202,11 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 del self.model[namespace, name]
         assert (stats.objects, stats.object_bytes) == (len(self.model), present)
+        for account, found in zip(self.settings.accounts, stats.accounts, strict=True):
+            own = [data for (namespace, _), data in self.model.items() if namespace[:8] == account.prefix]
+            assert found.objects == len(own)
+            assert found.used_bytes == sum(object_charge(len(data)) for data in own)
+            assert found.used_bytes <= account.quota_bytes
 
     def teardown(self) -> None:
         if hasattr(self, "stack"):

@@ -1,7 +1,9 @@
 """A client core and a gateway core against a model, over a wire that breaks bytes anywhere.
 
-The model is a dict of objects. Requests are answered in any order, in any parts; every reply must be the one
-for its request, every payload byte must land where it belongs, and at the end nothing is in flight.
+The model is a dict of objects, a set of leases and one of regions; every feature is agreed on. Requests are
+answered in any order, in any parts; the window is narrowed and opened, and the gateway drains, while requests
+are on their way. Every reply must be the one for its request, every payload byte must land where it belongs,
+and at the end nothing is in flight.
 """
 
 from collections import deque
@@ -11,9 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adp_client.protocol import Connection, ErrorCode, Role
-from adp_client.protocol.events import PayloadExpected, PeerClosed, ReplyReceived, RequestReceived
+from adp_client.protocol import Connection, ErrorCode, Feature, Role
+from adp_client.protocol.events import (
+    NoticeReceived,
+    PayloadExpected,
+    PeerClosed,
+    ReplyReceived,
+    RequestReceived,
+)
 from adp_client.protocol.messages import (
+    Credit,
     Delete,
     Exist,
     ExistReply,
@@ -26,16 +35,25 @@ from adp_client.protocol.messages import (
     Pong,
     Read,
     ReadItem,
+    ReadRegion,
+    ReadRegionReply,
     ReadReply,
+    RegionClose,
+    RegionOpen,
+    RegionSource,
+    RegionTarget,
+    Release,
     StatusReply,
     Welcome,
     Write,
     WriteItem,
+    WriteRegion,
 )
 from adp_client.protocol.state import State
 
 NAMESPACE = bytes(32)
 KEYS = [bytes([65 + n]) * 4 for n in range(3)]
+FEATURES = Feature.LEASES | Feature.REGIONS | Feature.CREDITS
 LIMITS = Limits(max_requests=6, max_inflight_bytes=4000, max_payload_bytes=64, max_object_bytes=300)
 
 
@@ -83,9 +101,10 @@ class TwoCores(RuleBasedStateMachine):
     @initialize()
     def shake_hands(self) -> None:
         self.client, self.gateway = Side(Role.CLIENT), Side(Role.GATEWAY)
-        self.client.say(self.client.connection.hello(Hello(max_payload_bytes=64)))
+        self.client.say(self.client.connection.hello(Hello(max_payload_bytes=64, features=FEATURES)))
         self.gateway.hear(self.client, 1 << 20)
-        self.gateway.say(self.gateway.connection.accept(Welcome(boot_id=bytes(16), limits=LIMITS)))
+        welcome = Welcome(boot_id=bytes(16), limits=LIMITS, features=FEATURES)
+        self.gateway.say(self.gateway.connection.accept(welcome))
         self.client.hear(self.gateway, 1 << 20)
         self.gateway.events.clear()
         self.client.events.clear()
@@ -95,12 +114,16 @@ class TwoCores(RuleBasedStateMachine):
         self.pending: dict[int, list[Message]] = {}
         self.expected: dict[int, object] = {}
         self.open_reply: dict[int, deque[tuple[Message, bytes]]] = {}
+        self.leases: set[int] = set()
+        self.regions: set[int] = set()
+        self.last_lease = 0
+        self.notices: deque[Credit | Goodbye] = deque()
         self.is_leaving = False
         self.steps = 0
 
     def _request(self, message: Message, cost: int = 0) -> int | None:
         self.steps += 1
-        if self.is_leaving or not self.client.connection.fits(cost):
+        if self.client.connection.state is not State.OPEN or not self.client.connection.fits(cost):
             return None
         number, raw = self.client.connection.request(message)  # type: ignore[arg-type]
         self.client.say(raw)
@@ -110,6 +133,47 @@ class TwoCores(RuleBasedStateMachine):
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4))
     def exist(self, keys: list[bytes]) -> None:
         self._request(Exist(namespace=NAMESPACE, keys=tuple(keys)))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), lease_ms=st.sampled_from([1, 60_000]))
+    def exist_with_a_lease(self, keys: list[bytes], lease_ms: int) -> None:
+        self._request(Exist(namespace=NAMESPACE, keys=tuple(keys), lease_ms=lease_ms))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """Leases that it has, and ones that nobody ever had."""
+        ids = data.draw(st.lists(st.integers(1, self.last_lease + 2), min_size=1, max_size=3))
+        self._request(Release(lease_ids=tuple(ids)))
+
+    @rule(region=st.integers(1, 3), is_open=st.booleans())
+    def open_or_close_a_region(self, region: int, is_open: bool) -> None:
+        self._request(RegionOpen(region=region, region_bytes=4096) if is_open else RegionClose(region=region))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), region=st.integers(1, 3))
+    def read_into_a_region(self, keys: list[bytes], region: int) -> None:
+        targets = tuple(RegionTarget(region=region, offset=300 * at, capacity=300) for at in range(len(keys)))
+        message = ReadRegion(namespace=NAMESPACE, keys=tuple(keys), targets=targets)
+        self._request(message, 300 * len(keys))
+
+    @rule(key=st.sampled_from(KEYS), region=st.integers(1, 3), length=st.integers(0, 300))
+    def write_from_a_region(self, key: bytes, region: int, length: int) -> None:
+        source = RegionSource(region=region, offset=0, length=length, checksum=length)
+        self._request(WriteRegion(namespace=NAMESPACE, keys=(key,), sources=(source,)), length)
+
+    @rule(requests=st.integers(1, 6), inflight_bytes=st.sampled_from([0, 10, 500, 4000]))
+    def credit(self, requests: int, inflight_bytes: int) -> None:
+        """The gateway narrows the window or opens it; requests may be on their way meanwhile."""
+        if self.gateway.connection.state is State.OPEN:
+            self._notify(Credit(requests=requests, inflight_bytes=inflight_bytes))
+
+    @precondition(lambda self: self.steps > 30)
+    @rule()
+    def drain(self) -> None:
+        if self.gateway.connection.state is State.OPEN:
+            self._notify(Goodbye(code=ErrorCode.SHUTTING_DOWN))
+
+    def _notify(self, notice: Credit | Goodbye) -> None:
+        self.gateway.say(self.gateway.connection.notice(notice))
+        self.notices.append(notice)
 
     @rule(key=st.sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
@@ -129,7 +193,7 @@ class TwoCores(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), size=st.integers(0, 300), seed=st.integers(0, 255))
     def write(self, key: bytes, size: int, seed: int) -> None:
         data = bytes((seed + n) % 256 for n in range(size))
-        if self.is_leaving or not self.client.connection.fits(len(data)):
+        if self.client.connection.state is not State.OPEN or not self.client.connection.fits(len(data)):
             return
         number: int | None = None
         at = 0
@@ -148,7 +212,12 @@ class TwoCores(RuleBasedStateMachine):
     @precondition(lambda self: self.steps > 25)
     @rule()
     def goodbye(self) -> None:
-        if self._request(Goodbye()) is not None:
+        """Also from a connection that drains."""
+        connection = self.client.connection
+        if connection.state in (State.OPEN, State.DRAINING) and connection.fits(0):
+            number, raw = connection.request(Goodbye())
+            self.client.say(raw)
+            self.asked[number] = Goodbye()
             self.is_leaving = True
 
     @rule(count=st.sampled_from([4000, 400, 40, 1]))
@@ -167,8 +236,57 @@ class TwoCores(RuleBasedStateMachine):
         parts: list[tuple[Message, bytes]] = []
         if isinstance(message, Exist):
             outcome = bytes(int(key not in self.objects) for key in message.keys)
-            parts = [(ExistReply(first=n, statuses=outcome[n : n + 1]), b"") for n in range(len(outcome))]
+            lease_id = 0
+            if message.lease_ms and 0 in outcome:
+                self.last_lease += 1
+                lease_id = self.last_lease
+                self.leases.add(lease_id)
+            parts = [
+                (
+                    ExistReply(
+                        first=n,
+                        statuses=outcome[n : n + 1],
+                        lease_id=lease_id,
+                        lease_ms=message.lease_ms if lease_id else 0,
+                    ),
+                    b"",
+                )
+                for n in range(len(outcome))
+            ]
             self.expected[number] = outcome
+        elif isinstance(message, Release):
+            outcome = bytes(
+                ErrorCode.OK if lease_id in self.leases else ErrorCode.STALE_EPOCH
+                for lease_id in message.lease_ids
+            )
+            self.leases.difference_update(message.lease_ids)
+            parts = [(StatusReply(first=n, statuses=outcome[n : n + 1]), b"") for n in range(len(outcome))]
+            self.expected[number] = outcome
+        elif isinstance(message, (RegionOpen, RegionClose)):
+            (self.regions.add if isinstance(message, RegionOpen) else self.regions.discard)(message.region)
+            parts = [(StatusReply(), b"")]
+            self.expected[number] = b""
+        elif isinstance(message, WriteRegion):
+            ((key,), (source,)) = message.keys, message.sources
+            outcome = bytes([ErrorCode.STALE_EPOCH])
+            if source.region in self.regions:
+                self.objects[key] = bytes(source.length)
+                outcome = bytes([ErrorCode.OK])
+            parts = [(StatusReply(statuses=outcome), b"")]
+            self.expected[number] = outcome
+        elif isinstance(message, ReadRegion):
+            landed = []
+            for index in reversed(range(len(message.keys))):
+                data = self.objects.get(message.keys[index])
+                if message.targets[index].region not in self.regions:
+                    row = ReadItem(index=index, status=ErrorCode.STALE_EPOCH)
+                elif data is None:
+                    row = ReadItem(index=index, status=ErrorCode.NOT_FOUND)
+                else:
+                    row = ReadItem(index=index, object_bytes=len(data), length=len(data), checksum=1)
+                landed.append(row)
+                parts.append((ReadRegionReply(items=(row,)), b""))
+            self.expected[number] = landed
         elif isinstance(message, Delete):
             outcome = bytes(int(self.objects.pop(key, None) is None) for key in message.keys)
             parts = [(StatusReply(statuses=outcome), b"")]
@@ -223,6 +341,9 @@ class TwoCores(RuleBasedStateMachine):
     def bytes_reach_the_client(self, count: int) -> None:
         self.client.hear(self.gateway, count)
         for event in self.client.events:
+            if isinstance(event, NoticeReceived):
+                assert event.notice == self.notices.popleft()
+                continue
             assert isinstance(event, ReplyReceived)
             self._check(event)
         self.client.events.clear()
@@ -233,6 +354,12 @@ class TwoCores(RuleBasedStateMachine):
             wanted = self.expected[number]
             assert isinstance(wanted, bytes)
             assert message.statuses == wanted[message.first : message.first + len(message.statuses)]
+        elif isinstance(message, ReadRegionReply):
+            landed = self.expected[number]
+            assert isinstance(landed, list)
+            for row in message.items:
+                landed.remove(row)
+            assert not event.is_final or not landed
         elif isinstance(message, Pong):
             assert message.nonce == self.expected[number]
         elif isinstance(message, ReadReply) and event.is_final:
@@ -266,6 +393,7 @@ class TwoCores(RuleBasedStateMachine):
                         del self.open_reply[number]
             self.bytes_reach_the_client(1 << 20)
         assert not self.asked
+        assert not self.notices
         assert self.client.connection.in_flight == self.gateway.connection.in_flight == 0
         assert self.client.connection.fits(LIMITS.max_inflight_bytes)
         if self.is_leaving:
