@@ -8,6 +8,7 @@ from .config import BackoffConfig as BackoffConfig
 from .config import ClientConfig as ClientConfig
 from .config import Timeouts as Timeouts
 from .config import TLSConfig as TLSConfig
+from .leases import Lease as Lease
 from .protocol.constants import ErrorCode as ErrorCode
 from .protocol.keys import ObjectKey as ObjectKey
 from .regions import RegionSlice as RegionSlice
@@ -30,6 +31,7 @@ __all__ = [
     "ErrorCode",
     "ExistResult",
     "GatewayInfo",
+    "Lease",
     "ObjectKey",
     "ReadResult",
     "RegionSlice",

@@ -18,6 +18,7 @@ region is retired (`SharedRegion.is_retired`).
 """
 
 import functools
+import math
 import os
 import random
 import threading
@@ -175,11 +176,22 @@ class Client:
 
     # ------------------------------------------------------------ verbs
 
-    async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> ExistResult:
-        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others."""
+    async def exist(
+        self, namespace: bytes, keys: Sequence[bytes], *, lease_seconds: float | None = None
+    ) -> ExistResult:
+        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others.
+
+        With `lease_seconds` they are also to stay there so long, or as long as the gateway grants; see
+        `ExistResult.lease`. A call that raises, cancellation included, leaves no lease behind.
+        """
         namespace, keys = check_namespace(namespace), check_keys(keys)
+        if lease_seconds is not None and not 0 < lease_seconds < math.inf:
+            raise LocalProtocolError(f"a lease of {lease_seconds} seconds")
         with await self._begin(self.config.timeouts.exist_seconds) as call:
-            return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
+            if lease_seconds is None:
+                return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
+            statuses, lease = await self._fragmenting.exist_leased(namespace, keys, lease_seconds, call)
+            return ExistResult(statuses=statuses, lease=lease)
 
     async def read(
         self, namespace: bytes, keys: Sequence[bytes], buffers: Sequence[Buffer | RegionSlice]
@@ -277,7 +289,7 @@ class Client:
                         await operation.changed()
                         await operation.examine()
                     await operation.examine()  # what came while it was looking
-                    await epoch.release(operation)
+                    await epoch.let_go(operation)
                 except BaseException:
                     await epoch.abandon(operation)
                     raise
@@ -293,6 +305,7 @@ class Client:
         deadline: float,
     ) -> None:
         limits = epoch.limits
+        operation.begin(epoch)
         if isinstance(operation, (RegionRead, RegionWrite)):
             await epoch.share(operation, deadline)
         if isinstance(operation, SimpleOperation):

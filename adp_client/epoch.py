@@ -18,6 +18,7 @@ there any more, or not within `release_seconds`, and then the regions are retire
 
 import contextlib
 from collections import deque
+from collections.abc import Iterable
 
 import anyio
 import attrs
@@ -25,6 +26,7 @@ import attrs
 from .config import Timeouts
 from .fragments import Way
 from .landing import Landing
+from .leases import Handback, Handbacks
 from .operations import Operation, ReadOperation
 from .pending import Outcome, Pending
 from .protocol.connection import Connection
@@ -48,10 +50,12 @@ from .protocol.messages import (
     Ping,
     ReadRegionReply,
     ReadReply,
+    Release,
     Reply,
     StatusReply,
     WriteRegion,
 )
+from .protocol.state import State
 from .sharing import RegionOperation, Registrations
 from .stats import ClientStats
 from .transport.base import Half, Part, Transport, local_transport
@@ -91,6 +95,7 @@ class Epoch:
         self.number = number
         self.limits = connection.limits
         self.way = Way.of(connection.features, connection.limits, boot_id)
+        self.features = connection.features
         self.is_open = True
         self.has_exchanged = False
         self.ending: Ending | None = None
@@ -104,6 +109,7 @@ class Epoch:
         self._first: deque[Pending] = deque()  # lookups and reads: somebody waits for a token
         self._later: deque[Pending] = deque()  # writes, deletes, fences: in order among themselves
         self._passed_over = 0  # how many have overtaken the head of `_later`
+        self._handbacks = Handbacks()
         self._fences = 0  # in `_later`; while there is one, everything goes behind it
         self._ping_id: int | None = None
         self._wants_ping = False
@@ -155,6 +161,14 @@ class Epoch:
         if self._local is not None:
             operation.numbers = await self._registrations.numbers(operation.regions, deadline)
 
+    def release(self, lease_ids: Iterable[int]) -> Handback:
+        """Give leases of this epoch back. Never waits; they go before all else that waits to be sent."""
+        handback = self._handbacks.add(lease_ids)
+        if self.ending is not None:
+            self._handbacks.drop()
+        self._work.set()
+        return handback
+
     async def abandon(self, operation: Operation) -> None:
         """The caller leaves: forget what is unsent, drain what will be answered, and return once nobody
         touches the operation's memory. Shielded; the wait for a transfer has a limit."""
@@ -170,7 +184,7 @@ class Epoch:
         with anyio.CancelScope(shield=True):
             await self._untouched(operation)
 
-    async def release(self, operation: Operation) -> None:
+    async def let_go(self, operation: Operation) -> None:
         """The caller has its answer: return once its memory is let go of. Bounded, as `abandon` is."""
         if operation not in (self._landing, self._sending):
             return
@@ -246,6 +260,7 @@ class Epoch:
                 del self._requests[request_id]
                 pending.finish(Outcome.EXPIRED if request_id in self._expired else Outcome.LOST)
         self._tell_memory()
+        self._handbacks.drop()
 
     # ------------------------------------------------------------ reader
 
@@ -342,17 +357,30 @@ class Epoch:
             self._ping_id = None
             self._time.set()
             return
+        if self._handbacks.is_answered(event.request_id):
+            return
         pending = self._requests[event.request_id]
         operation = pending.operation
+        if isinstance(event.message, ExistReply) and event.message.lease_id:
+            self._note_lease(pending, event.message)
         if not operation.is_abandoned:
             self._note(pending, event.message)
         if event.is_final:
             del self._requests[event.request_id]
             self._stats.replies += 1
             self._stats.replies_abandoned += operation.is_abandoned
+            if operation.is_abandoned and pending.lease_ids:
+                self.release(pending.lease_ids)  # nobody else is there to do it
+                pending.lease_ids = set()
             pending.finish(Outcome.ANSWERED if pending.code is ErrorCode.OK else Outcome.REFUSED)
             if pending.written_regions:
                 self._tell_memory()
+
+    def _note_lease(self, pending: Pending, reply: ExistReply) -> None:
+        before = len(pending.lease_ids)
+        pending.lease_ids.add(reply.lease_id)
+        pending.lease_ms = min(reply.lease_ms, pending.lease_ms) if before else reply.lease_ms
+        self._stats.leases_granted += len(pending.lease_ids) - before
 
     def _note(self, pending: Pending, reply: Reply) -> None:
         if isinstance(reply, (StatusReply, ExistReply, ReadReply, ReadRegionReply)) and reply.status:
@@ -385,7 +413,7 @@ class Epoch:
         self._stats.timeouts += 1
         self._expired.add(request_id)
         pending = self._requests.get(request_id)
-        what = "a ping or goodbye" if pending is None else pending.operation.verb.name
+        what = "a ping, release or goodbye" if pending is None else pending.operation.verb.name
         self.end(f"no answer to {what} in time")
 
     # ------------------------------------------------------------ writer
@@ -399,6 +427,8 @@ class Epoch:
                 has_room = self._connection.fits(0)
                 if self._wants_ping and has_room:
                     await self._send_ping()
+                elif self._handbacks and has_room:
+                    await self._send_release()
                 elif (pending := self._next_request()) is not None:
                     await self._send(pending)
                 elif self._goodbye is not None and not self.open_count and has_room:
@@ -454,6 +484,7 @@ class Epoch:
                 if not pending.was_sent:
                     self._requests[request_id] = pending
                     pending.was_sent = True
+                    pending.sent_at = anyio.current_time()
                     self._stats.requests += 1
                     self._wake_clock(pending.deadline)
                 parts: list[Part] = [raw, *frame.payload]
@@ -493,6 +524,18 @@ class Epoch:
         self._wants_ping = False
         deadline = anyio.current_time() + self._timeouts.idle_ping_seconds
         self._ping_id, raw = self._connection.request(Ping(nonce=self.number), deadline=deadline)
+        self._wake_clock(deadline)
+        await self._transport.send([raw])
+
+    async def _send_release(self) -> None:
+        if self._connection.state is not State.OPEN:  # it drains: no more requests, and soon no more leases
+            self._handbacks.drop()
+            return
+        lease_ids = self._handbacks.next_ids(self.limits)
+        deadline = anyio.current_time() + self._timeouts.request_seconds
+        request_id, raw = self._connection.request(Release(lease_ids=lease_ids), deadline=deadline)
+        self._handbacks.sent(request_id, len(lease_ids))
+        self._stats.leases_released += len(lease_ids)
         self._wake_clock(deadline)
         await self._transport.send([raw])
 

@@ -3,7 +3,8 @@
     WRITE    every fragment; then, for the objects of which all fragments are stored, the manifests
     READ     the keys, straight into the caller's memory; then the fragments of what turned out to be
              manifests, straight into slices of the same memory
-    EXIST    READ with room for a manifest (TOO_LARGE: a larger object is there); then EXIST of the fragments
+    EXIST    READ with room for a manifest (TOO_LARGE: a larger object is there); then EXIST of the fragments;
+             with a lease, EXIST of the keys before all that, so that the manifests stay
     DELETE   the manifests as EXIST does; then DELETE of the keys, which is when the objects are gone; then of
              the fragments
     CHECK    the keys; then of the fragments of what is whole and a manifest
@@ -35,13 +36,16 @@ from .fragments import (
     cut_pieces,
     digest_of,
 )
+from .leases import Lease
 from .operations import (
     INLINE_HASH_BYTES,
     GatewayChanged,
+    LeasedExistOperation,
     ReadOperation,
     SimpleOperation,
     VectorOperation,
     WriteOperation,
+    take_lease,
     writable_view,
 )
 from .ordering import Call
@@ -114,6 +118,59 @@ class Fragmenting:
             asked.way = way
             await self._perform_later_step(asked, call)
             for item, run in each.runs(bytes(asked.statuses)):
+                statuses[item] = _worst(run)
+        return bytes(statuses).replace(bytes([ErrorCode.CORRUPT]), bytes([ErrorCode.NOT_FOUND]))
+
+    async def exist_leased(
+        self, namespace: bytes, keys: tuple[bytes, ...], lease_seconds: float, call: Call
+    ) -> tuple[bytes, Lease | None]:
+        """As `exist`, with a lease on what is there, if one can be had."""
+        while True:
+            way = await self._way_for(keys, call)
+            asked: list[LeasedExistOperation] = []
+            try:
+                statuses = await self._exist_leased(namespace, keys, lease_seconds, call, way, asked)
+                if ErrorCode.OK not in statuses:
+                    return statuses, None
+                # If the connection was lost between two steps, the leases of the first are gone.
+                if len({operation.epoch for operation in asked}) == 1:
+                    return statuses, take_lease(asked)
+            except GatewayChanged:
+                continue
+            finally:
+                for operation in asked:
+                    operation.give_back()
+
+    async def _exist_leased(
+        self,
+        namespace: bytes,
+        keys: tuple[bytes, ...],
+        lease_seconds: float,
+        call: Call,
+        way: Way,
+        asked: list[LeasedExistOperation],
+    ) -> bytes:
+        """The steps: lease the keys, see which are manifests, lease their fragments. `asked`: who asked."""
+
+        def ask(vector: tuple[bytes, ...]) -> LeasedExistOperation:
+            operation = LeasedExistOperation(namespace, vector, lease_seconds)
+            operation.way = way
+            asked.append(operation)
+            return operation
+
+        first = ask(keys)
+        await self._perform(first, call)
+        statuses = bytearray(first.statuses)
+        whole = [item for item, status in enumerate(statuses) if status == ErrorCode.OK]
+        if way.cuts_itself or not whole:
+            return bytes(statuses)
+        found = await self._look(namespace, tuple(keys[item] for item in whole), call, way, is_bound=True)
+        for at, item in enumerate(whole):
+            statuses[item] = found.statuses[at]
+        for each in _rounds(keys, {whole[at]: manifest for at, manifest in found.manifests.items()}):
+            fragments = ask(each.keys)
+            await self._perform_later_step(fragments, call)
+            for item, run in each.runs(bytes(fragments.statuses)):
                 statuses[item] = _worst(run)
         return bytes(statuses).replace(bytes([ErrorCode.CORRUPT]), bytes([ErrorCode.NOT_FOUND]))
 

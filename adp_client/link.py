@@ -27,7 +27,7 @@ from .transport.trust import TLSFailure
 
 Dialer = Callable[[Endpoint], Awaitable[Transport]]
 
-FEATURES = Feature.FRAGMENTS | Feature.CREDITS
+FEATURES = Feature.LEASES | Feature.FRAGMENTS | Feature.CREDITS
 AGENT = "adp-client-python/0.1"
 logger = logging.getLogger("adp_client")
 

@@ -8,7 +8,9 @@ the reader only notes results and wakes that task.
 
 import abc
 import ctypes
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 import xxhash
@@ -17,8 +19,9 @@ from typing_extensions import Buffer
 from .batches import cut, group_by_width, max_batch_bytes, max_batch_items
 from .fragments import Way
 from .landing import Landing
+from .leases import Lease
 from .pending import Frame, Pending
-from .protocol.constants import ErrorCode, Opcode
+from .protocol.constants import ErrorCode, Feature, Opcode
 from .protocol.errors import LocalProtocolError
 from .protocol.messages import (
     Check,
@@ -35,6 +38,9 @@ from .protocol.messages import (
     Write,
     WriteItem,
 )
+
+if TYPE_CHECKING:
+    from .epoch import Epoch
 
 UNSETTLED = 255
 INLINE_HASH_BYTES = 64 << 10  # less than this is hashed on the loop: a thread hop costs more
@@ -79,6 +85,9 @@ class Operation:
         if self.statuses.count(UNSETTLED) == count:
             return range(count)
         return [item for item in range(count) if self.statuses[item] == UNSETTLED]
+
+    def begin(self, epoch: "Epoch") -> None:
+        """What is not settled will be asked in this epoch."""
 
     def take(self, pending: Pending, reply: Reply) -> None:
         """Note what one frame of a reply says."""
@@ -152,6 +161,81 @@ class VectorOperation(SimpleOperation):
         for items, keys in self._batches(limits):
             message = self._message(namespace=self.namespace, keys=keys)
             yield Pending(operation=self, items=items, frames=[Frame(message)])
+
+
+class LeasedExistOperation(VectorOperation):
+    """EXIST with a lease. It keeps what it was granted until `take_lease`; `give_back` returns the rest.
+
+    A lease ends with its connection: on another one, everything is asked again.
+    """
+
+    def __init__(self, namespace: bytes, keys: tuple[bytes, ...], lease_seconds: float) -> None:
+        super().__init__(Exist, namespace, keys)
+        self._lease_seconds = lease_seconds
+        self.epoch: Epoch | None = None
+        self._granted: list[Pending] = []
+
+    def begin(self, epoch: "Epoch") -> None:
+        """See Operation."""
+        self.give_back()
+        self.epoch = epoch
+        self.statuses[:] = bytes([UNSETTLED]) * len(self.statuses)
+
+    def requests(self, limits: Limits) -> Iterator[Pending]:
+        """See Operation."""
+        assert self.epoch is not None
+        lease_ms = 0
+        if Feature.LEASES in self.epoch.features:
+            lease_ms = min(math.ceil(self._lease_seconds * 1000), limits.max_lease_ms)
+        for items, keys in self._batches(limits):
+            message = Exist(namespace=self.namespace, keys=keys, lease_ms=lease_ms)
+            pending = Pending(operation=self, items=items, frames=[Frame(message)])
+            self._granted.append(pending)
+            yield pending
+
+    @property
+    def granted(self) -> list[Pending]:
+        """The requests that were granted a lease."""
+        return [pending for pending in self._granted if pending.lease_ids]
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether something is OK and not leased."""
+        return any(
+            self.statuses[item] == ErrorCode.OK
+            for pending in self._granted
+            if not pending.lease_ids
+            for item in pending.items
+        )
+
+    def keep(self) -> None:
+        """Somebody else has what was granted."""
+        self._granted = []
+
+    def give_back(self) -> None:
+        """Release what was granted and not kept. What is still to be answered, the epoch gives back."""
+        granted, self._granted = self.granted, []
+        for pending in granted:
+            if pending.outcome is not None and self.epoch is not None:
+                self.epoch.release(pending.lease_ids)
+                pending.lease_ids = set()
+
+
+def take_lease(operations: Sequence[LeasedExistOperation]) -> Lease | None:
+    """One lease on everything that is OK in any of them, which is the caller's from now on; None if there is
+    none. All have run in one epoch."""
+    granted = [pending for operation in operations for pending in operation.granted]
+    epoch = operations[0].epoch
+    if epoch is None or not granted or any(operation.has_gap for operation in operations):
+        return None
+    for operation in operations:
+        operation.keep()
+    return Lease(
+        granted_seconds=min(pending.lease_ms for pending in granted) / 1000,
+        expires_at=min(pending.sent_at + pending.lease_ms / 1000 for pending in granted),
+        epoch=epoch,
+        lease_ids=tuple(lease_id for pending in granted for lease_id in sorted(pending.lease_ids)),
+    )
 
 
 class ControlOperation(SimpleOperation):

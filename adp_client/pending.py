@@ -53,6 +53,9 @@ class Pending:
     outcome: Outcome | None = None
     code: ErrorCode = ErrorCode.OK
     retry_after_ms: int = 0
+    sent_at: float = math.inf
+    lease_ids: set[int] = attrs.field(factory=set)  # granted in the answer so far
+    lease_ms: int = 0
     error: LocalProtocolError | None = None
 
     def finish(self, outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 import attrs
 
+from .leases import Lease
 from .protocol.constants import ErrorCode, Feature
 from .protocol.messages import Limits
 
@@ -30,7 +31,14 @@ class BatchResult:
 
 @attrs.frozen(kw_only=True)
 class ExistResult(BatchResult):
-    """OK: it is there. NOT_FOUND: it is not."""
+    """OK: it is there. NOT_FOUND: it is not.
+
+    With a lease, what is OK stays there while the lease is live, and NOT_FOUND is also what somebody is about
+    to delete. None if none was asked for, or nothing was found, or the gateway did not grant it: then what is
+    OK may be gone by the time that you read it.
+    """
+
+    lease: Lease | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen(kw_only=True)

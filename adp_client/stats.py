@@ -20,3 +20,5 @@ class ClientStats:
     bytes_written: int = 0  # payload sent from callers' memory
     objects_corrupt: int = 0  # read, and the checksum did not match
     checks_dropped: int = 0  # corrupt objects that could not be reported
+    leases_granted: int = 0  # by requests: a call over many keys may get several
+    leases_released: int = 0  # sent back; the others ended with their time or their connection

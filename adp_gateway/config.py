@@ -108,7 +108,8 @@ class GatewayConfig:
     incoming_bytes: memory for objects on their way in, for all connections together.
     inflight_bytes: objects that all connections together may have in flight, in both directions; each is told
         its share.
-    request_bytes: memory for everything else that requests hold while they are worked on.
+    request_bytes: memory for everything else that requests hold while they are worked on; leases get a
+        quarter of it on top.
     queued_bytes: objects that are verified and wait to be sent, for each connection.
     transfer_threads: threads that copy between files, memory and sockets.
     """

@@ -18,3 +18,7 @@ class Counters:
     faults: int = 0  # requests that failed for the gateway's own reasons
     received_bytes: int = 0  # payload
     sent_bytes: int = 0  # payload, counted when it is queued
+    leases_granted: int = 0
+    leases_released: int = 0  # by RELEASE
+    leases_expired: int = 0  # the others ended with their connection
+    leased_items: int = 0  # under a lease now; an object counts once for each

@@ -27,6 +27,7 @@ from .buffers import Arena
 from .config import GatewayConfig
 from .counters import Counters
 from .credits import Credits
+from .leasing import MAX_LEASE_MS
 from .listeners import Listener, close_all, open_listeners
 from .session import Session
 from .shared import Patience, Shared
@@ -39,6 +40,7 @@ AGENT = "adp-gateway/0.1.0"
 SEND_BUFFER_BYTES = 4 << 20  # the system may give less (net.core.wmem_max)
 INFLIGHT_REQUESTS = 16384  # of all connections together: 64 of them with a full window each
 LAST_READ_BYTES = 64 << 10
+LEASE_SHARE = 4  # leases may keep as much as this part of `request_bytes`, beside it
 ACCEPT_PAUSE_SECONDS = 0.1  # after accept() failed for want of descriptors: somebody has to close one first
 
 
@@ -67,6 +69,7 @@ class Server:
             patience=patience or Patience(),
             max_queued_bytes=config.queued_bytes,
             counters=self.counters,
+            lease_admission=Admission(config.request_bytes // LEASE_SHARE),
         )
         self._sessions: set[Session] = set()
         self._shaking_hands = 0  # connections that TLS may make sessions of
@@ -216,4 +219,5 @@ def limits_of(config: GatewayConfig, store: ObjectStore) -> Limits:
         Limits(),
         max_object_bytes=store.max_object_bytes,
         max_command_bytes=config.store.max_command_bytes,
+        max_lease_ms=MAX_LEASE_MS,
     )

@@ -5,9 +5,9 @@
     requests  one task for each request, but one for each frame of a WRITE; the window bounds them
 
 Everything lives in the session's task group. Leaving it, for whatever reason, cancels what is under way,
-releases every lease and block, and closes the socket last of all: memory that a client shares with us is all
-its own again when it sees that. What a dead client had half written is gone with its memory. Requests of a
-connection run side by side; `fences` says which may start.
+releases every lease, pin and block, and closes the socket last of all: memory that a client shares with us is
+all its own again when it sees that. What a dead client had half written is gone with its memory. Requests of
+a connection run side by side; `fences` says which may start.
 """
 
 import contextlib
@@ -46,6 +46,7 @@ from adp_client.protocol.messages import (
     ReadRegion,
     RegionClose,
     RegionOpen,
+    Release,
     Request,
     StatusReply,
     Welcome,
@@ -58,6 +59,7 @@ from adp_client.transport import Half, Transport, local_transport
 from .admission import message_bytes
 from .answers import Answers
 from .fences import Era, Fences
+from .leasing import Leases
 from .outbox import Frame, Outbox
 from .reading import Reads
 from .regions import RegionRefused, Regions
@@ -74,7 +76,7 @@ from .writing import Writes
 
 log = logging.getLogger(__name__)
 
-FEATURES = Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
+FEATURES = Feature.LEASES | Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO_END
 
 
 class Session:
@@ -96,6 +98,7 @@ class Session:
         self._writes = Writes(self._answers, self._store, self._fences)
         self._regions = Regions(shared.region_budget)
         self._shared_transfers = SharedTransfers(self._answers, self._store, self._regions)
+        self._leases = Leases(shared, self._store)
         self._deadline = anyio.CancelScope()
         self._received_bytes = 0  # counted wherever they arrive, also in a thread
         self._stalled: tuple[int, float] | None = None  # what had come when others were first seen waiting
@@ -118,6 +121,7 @@ class Session:
                 self._over = tasks.cancel_scope
                 tasks.start_soon(self._send)
                 tasks.start_soon(self._leave_when_drained)
+                tasks.start_soon(self._leases.expire)
                 violation = await self._receive()
                 if violation is not None:
                     await self._say_why(violation)
@@ -128,6 +132,7 @@ class Session:
             self._shared.credits.leave(self._credit)
             self._outbox.close()
             self._writes.leave()
+            self._leases.leave()
             self._shared.counters.sessions -= 1
             try:
                 await self._regions.leave()
@@ -154,7 +159,10 @@ class Session:
                 violation = RemoteProtocolError(reason, ErrorCode.TIMED_OUT)
             self._answers.is_over = True
             requests.cancel_scope.cancel()
-        self._writes.release()  # now, not after the farewell: others may be waiting for the memory
+        # Now, not after the farewell: others may be waiting for the memory, or to delete. A DELETE of this
+        # connection that waited for its own leases has been cancelled before they end.
+        self._writes.release()
+        self._leases.leave()
         return violation
 
     async def _take_events(self, requests: anyio.abc.TaskGroup) -> RemoteProtocolError | None:
@@ -293,6 +301,10 @@ class Session:
             reply = StatusReply() if isinstance(message, Fence) else GoodbyeReply()
             self._fences.bar(lambda: self._reach(request_id, reply))
             return
+        if isinstance(message, Release):
+            # Not held back by a FENCE: a DELETE before it may be waiting for just this.
+            self._answers.statuses(request_id, self._leases.release(message.lease_ids))
+            return
         if isinstance(message, (Exist, Ping)) and self._fences.current.is_open:
             self._answer_at_once(request_id, message)
             return
@@ -371,17 +383,19 @@ class Session:
             self._answers.prompt(request_id, Pong(nonce=message.nonce))
             return
         try:
-            statuses = self._store.exist(message.namespace, message.keys)
+            found = self._leases.look_up(message)
         except Exception as exc:
             self._answers.refuse(request_id, message, self._answers.code_for(exc))
             return
         step = max(1, self._answers.max_body_bytes - EXIST_HEAD_BYTES)
-        for first in range(0, len(statuses), step):
-            self._answers.prompt(
-                request_id,
-                ExistReply(first=first, statuses=statuses[first : first + step]),
-                is_final=first + step >= len(statuses),
+        for first in range(0, len(found.statuses), step):
+            reply = ExistReply(
+                first=first,
+                statuses=found.statuses[first : first + step],
+                lease_id=found.lease_id,
+                lease_ms=found.lease_ms,
             )
+            self._answers.prompt(request_id, reply, is_final=first + step >= len(found.statuses))
 
     # ------------------------------------------------------------ sending, and the end
 

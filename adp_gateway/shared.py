@@ -42,5 +42,8 @@ class Shared:
     patience: Patience = attrs.field(factory=Patience)
     max_queued_bytes: int = 8 << 20
     counters: Counters = attrs.field(factory=Counters)
+    lease_admission: Admission = attrs.field(
+        factory=lambda: Admission(64 << 20)
+    )  # what leases keep in memory
     complaints: Complaints = attrs.field(factory=Complaints)
     region_budget: RegionBudget = attrs.field(factory=RegionBudget)

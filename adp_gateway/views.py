@@ -5,7 +5,7 @@ Every verb of a session goes through here, so none can forget whose namespaces i
 
 from collections.abc import Sequence
 
-from .store.base import ObjectStore, PutItem, ReadLease, StoreStats
+from .store.base import Hold, ObjectStore, PutItem, ReadLease, StoreStats
 from .tenants import Tenant
 
 
@@ -32,6 +32,10 @@ class StoreView:
     def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """OK or NOT_FOUND for each key."""
         return self._store.exist(self._stored(namespace), keys)
+
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> tuple[bytes, Hold]:
+        """As `exist`, and hold what is there."""
+        return self._store.hold(self._stored(namespace), keys)
 
     def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
         """Pin each object that is there."""

@@ -279,8 +279,10 @@ class Session:
     async def send_reply(
         self, request_id: int, reply: Reply, payload: Sequence[Part] = (), *, is_final: bool = True
     ) -> None:
-        """One frame of an answer, whole, whoever else is sending."""
+        """One frame of an answer, whole, whoever else is sending. Raises OSError if the client has gone."""
         async with self._lock:
+            if self.connection.state is State.CLOSED:
+                raise BrokenPipeError("the client has gone")
             raw = self.connection.reply(request_id, reply, is_final=is_final)
             if is_final:
                 self._unanswered.discard(request_id)

@@ -10,7 +10,10 @@ Rules that every store keeps, and that `tests/conformance/test_stores.py` asks o
 * The bytes behind a `ReadLease` neither change nor move until it is released, whatever happens to the key.
 * A delete makes the key absent for new readers at once, and returns only when the readers that were there
   before have released.
-* Damaged bytes are never handed out: the first to notice gets CORRUPT, from then on the object is absent.
+* What is held (`hold`) is neither evicted nor deleted; a delete waits until the holds that it met have ended,
+  and meanwhile the object is there for everybody, but nobody gets a new hold on it.
+* Damaged bytes are never handed out: the first to notice gets CORRUPT, from then on the object is absent,
+  held or not.
 * An account (`quotas`) never has more than its quota: a put that would exceed it evicts the coldest of the
   account's own objects, none that is leased or being written, and none of anybody else's.
 * Cancelling an awaiting caller (through anyio) leaves nothing half visible. An operation whose device work
@@ -89,6 +92,19 @@ class ReadLease(Protocol):
         ...
 
 
+class Hold(Protocol):
+    """A promise that the objects which one `hold` found stay there until `release`, in some version."""
+
+    @property
+    def items(self) -> int:
+        """How many items are held."""
+        ...
+
+    def release(self) -> None:
+        """End it; once is enough, more often is harmless."""
+        ...
+
+
 @attrs.frozen(kw_only=True)
 class AccountStats:
     """What belongs to one account. `used_bytes` as it counts against the quota, which None leaves open."""
@@ -110,6 +126,7 @@ class StoreStats:
     objects: int
     segments: int
     leases: int
+    held_items: int  # an object counts once for each hold on it
     stored_objects: int
     evicted_objects: int
     evicted_bytes: int
@@ -128,6 +145,14 @@ class ObjectStore(Protocol):
 
     def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """OK or NOT_FOUND for each key, from the index alone: no device, no lease, no promise."""
+        ...
+
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> tuple[bytes, Hold]:
+        """As `exist`, and hold what is OK. NOT_FOUND also where a delete waits for earlier holds.
+
+        As cheap as `exist`: what is held is counted only when a delete or an eviction asks. `keys` is kept as
+        it is until the hold has ended. Does not count as use.
+        """
         ...
 
     def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
@@ -169,8 +194,10 @@ class ObjectStore(Protocol):
     async def delete_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """Delete each key: OK, NOT_FOUND, or GATEWAY_FAULT where the delete could not be recorded.
 
-        New readers miss at once. Returns when the leases that were open on these keys have been released
-        and the delete will survive a restart. Cancelled: the keys are absent, until a restart at least.
+        A key that is held is deleted when the holds on it have ended, the others at once; from then on new
+        readers miss. Returns when the leases that were open on these keys have been released and the delete
+        will survive a restart. Cancelled: keys that are still held stay, the others are absent, until a
+        restart at least.
         """
         ...
 

@@ -11,6 +11,7 @@ whichever segments are removed later, in whatever order.
 import attrs
 
 from .format import Kind, Record
+from .holds import Holds
 from .index import Entry, Index
 from .leases import LeaseLedger, Subject
 from .quotas import Account, Books, Shelf, Sight
@@ -38,6 +39,7 @@ class Catalog:
     accounts: tuple[Account, ...] = ()
     index: Index = attrs.field(factory=Index)
     ledger: LeaseLedger = attrs.field(factory=LeaseLedger)
+    holds: Holds = attrs.field(factory=Holds)
     segments: dict[int, Segment] = attrs.field(factory=dict)  # oldest first
     doomed: list[Segment] = attrs.field(factory=list)  # without objects; their files are to be removed
     active: Segment | None = None
@@ -155,4 +157,5 @@ class Catalog:
         entry = self.index.get(*subject)
         if entry is None:
             return None
-        return Sight(entry.sequence, entry.length, entry.is_used, self.ledger.is_leased(subject))
+        is_pinned = self.ledger.is_leased(subject) or self.holds.is_held(*subject)
+        return Sight(entry.sequence, entry.length, entry.is_used, is_pinned)

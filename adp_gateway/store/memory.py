@@ -14,7 +14,9 @@ import anyio.lowlevel
 import attrs
 import xxhash
 
-from .base import Extent, PutItem, ReadLease, Status, StoreStats
+from .base import Extent, Hold, PutItem, ReadLease, Status, StoreStats
+from .deletes import delete_when_free
+from .holds import Holds
 from .leases import Cohort, LeaseLedger, Subject
 from .quotas import Account, Books, Shelf, Sight
 
@@ -74,7 +76,7 @@ class MemoryLease:
 
 
 class MemoryStore:
-    """`ObjectStore` in RAM: the same limits, and eviction of the least recently used, never of the leased."""
+    """`ObjectStore` in RAM: the same limits, and eviction of the least recently used that nobody needs."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class MemoryStore:
         self._objects: OrderedDict[Subject, StoredObject] = OrderedDict()  # least recently used first
         self._object_bytes = 0
         self._ledger = LeaseLedger()
+        self._holds = Holds()
         self._books = Books(accounts, Shelf(self._sight, self._cool, self._evict))
         self._stored = self._evicted = self._evicted_bytes = self._corrupt = 0
 
@@ -99,6 +102,10 @@ class MemoryStore:
     def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """OK or NOT_FOUND for each key."""
         return bytes([(namespace, key) not in self._objects for key in keys])
+
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> tuple[bytes, Hold]:
+        """As `exist`, and hold what is there."""
+        return self._holds.hold(namespace, keys, self.exist(namespace, keys))
 
     def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
         """Pin each object that is there."""
@@ -132,18 +139,11 @@ class MemoryStore:
         return bytes([self._put((namespace, item.key), item) for item in items])
 
     async def delete_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
-        """Delete each key, then wait for its readers."""
-        subjects = [(namespace, key) for key in keys]
-        statuses = bytes([Status.OK if self._drop(subject) else Status.NOT_FOUND for subject in subjects])
-        drained = anyio.Event()
-        drain = self._ledger.drain(subjects, drained.set)
-        try:
-            if drain.is_done:
-                await anyio.lowlevel.checkpoint()
-            else:
-                await drained.wait()
-        finally:
-            self._ledger.abandon(drain)
+        """Delete each key when nothing holds it, then wait for its readers."""
+        statuses = await delete_when_free(
+            namespace, keys, holds=self._holds, ledger=self._ledger, drop=lambda *subject: self._drop(subject)
+        )
+        await anyio.lowlevel.checkpoint()
         return statuses
 
     async def check_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
@@ -172,6 +172,7 @@ class MemoryStore:
             objects=len(self._objects),
             segments=0,
             leases=self._ledger.readers,
+            held_items=self._holds.items,
             stored_objects=self._stored,
             evicted_objects=self._evicted,
             evicted_bytes=self._evicted_bytes,
@@ -243,7 +244,7 @@ class MemoryStore:
         for subject, stored in self._objects.items():
             if excess <= 0:
                 break
-            if subject != keep and not self._ledger.is_leased(subject):
+            if subject != keep and not self._ledger.is_leased(subject) and not self._holds.is_held(*subject):
                 victims.append(subject)
                 excess -= len(stored.payload)
         if excess > 0:
@@ -264,7 +265,8 @@ class MemoryStore:
         stored = self._objects.get(subject)
         if stored is None:
             return None
-        return Sight(stored.sequence, len(stored.payload), stored.is_used, self._ledger.is_leased(subject))
+        is_pinned = self._ledger.is_leased(subject) or self._holds.is_held(*subject)
+        return Sight(stored.sequence, len(stored.payload), stored.is_used, is_pinned)
 
     def _drop(self, subject: Subject) -> bool:
         stored = self._objects.pop(subject, None)

@@ -3,13 +3,20 @@
 Objects leave as they came, a segment at a time, oldest first. An object that has been read since it was
 written is written again at the front instead of being evicted, and must be read again to earn that again: the
 CLOCK rule, with a segment for a tick. It comes close to least-recently-used and costs a read one flag.
+
+What is held stays in any case, so it comes first among what is written again; a segment that holds more of it
+than the budget takes is passed over, until its holds have ended.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from .index import Entry, Index
-from .segment import Segment, extent_bytes
+import attrs
+
+from .catalog import Catalog
+from .index import Entry
+from .segment import Layout, Segment, extent_bytes
 
 
 class Survivor(NamedTuple):
@@ -20,37 +27,135 @@ class Survivor(NamedTuple):
     entry: Entry
 
 
-def choose_victim(segments: Iterable[Segment]) -> Segment | None:
+def choose_victim(
+    segments: Iterable[Segment], *, is_fit: Callable[[Segment], bool] = lambda _segment: True
+) -> Segment | None:
     """The segment to give up next; None if all are in use.
 
     An empty one if there is any; else the one with the least life in it, if that is little enough to be moved
     as a whole: so what was deleted, replaced or evicted makes room before anything that is current has to.
     Else the oldest. `segments` in order of age. Those being read or written, and the one being filled, are
-    left alone.
+    left alone, and so are those that are not fit: it is asked of one after the other, until one is.
     """
-    candidates = [segment for segment in segments if segment.is_sealed and segment.is_idle]
-    empty = (segment for segment in candidates if not segment.objects)
-    mostly_dead = (segment for segment in candidates if segment.is_mostly_dead)
-    barest = min(mostly_dead, key=lambda segment: segment.live_bytes / segment.charge_bytes, default=None)
-    return next(empty, None) or barest or next(iter(candidates), None)
+    idle = candidates(segments)
+    empty = next((segment for segment in idle if not segment.objects), None)
+    mostly_dead = [segment for segment in idle if segment.is_mostly_dead]
+    mostly_dead.sort(key=lambda segment: segment.live_bytes / segment.charge_bytes)
+    return empty or next(filter(is_fit, chain(mostly_dead, idle)), None)
 
 
-def survivors(index: Index, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
+def candidates(segments: Iterable[Segment]) -> list[Segment]:
+    """Those that nobody uses."""
+    return [segment for segment in segments if segment.is_sealed and segment.is_idle]
+
+
+def survivors(catalog: Catalog, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
     """The objects of `victim` that stay, as far as the budget goes.
 
-    Those that have earned a second chance, or all if it is mostly dead.
+    Those that are held, then those that have earned a second chance, or all if it is mostly dead.
 
     The budget is what makes reclaiming end: it must stay well below what removing the victim gives back.
     """
+    held = list(_held(catalog, victim))
+    places = {survivor.entry.place for survivor in held}
+    others = (survivor for survivor in _worthy(catalog, victim) if survivor.entry.place not in places)
+    for survivor in chain(held, others):
+        budget_bytes -= extent_bytes(survivor.entry.length)
+        if budget_bytes < 0:
+            return
+        yield survivor
+
+
+def _worthy(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
     is_everything = victim.is_mostly_dead
     for namespace, keys in victim.members.items():
         for key in dict.fromkeys(keys):
-            entry = index.get(namespace, key)
+            entry = catalog.index.get(namespace, key)
             if entry is None or entry.segment_id != victim.segment_id:
                 continue
-            if not (entry.is_used or is_everything):
-                continue
-            budget_bytes -= extent_bytes(entry.length)
-            if budget_bytes < 0:
-                return
-            yield Survivor(namespace, key, entry)
+            if entry.is_used or is_everything:
+                yield Survivor(namespace, key, entry)
+
+
+def _held(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
+    if not catalog.holds.items:
+        return
+    for namespace, keys in victim.members.items():
+        held = catalog.holds.held(namespace)
+        if not held:
+            continue
+        for key in dict.fromkeys(keys):
+            entry = catalog.index.get(namespace, key) if key in held else None
+            if entry is not None and entry.segment_id == victim.segment_id:
+                yield Survivor(namespace, key, entry)
+
+
+@attrs.define(eq=False)
+class Plan:
+    """What may go when, in a store that takes `capacity_bytes`."""
+
+    _catalog: Catalog
+    _layout: Layout
+    _capacity_bytes: int
+    _hopeless: object = None  # the circumstances in which no victim was found
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more segment would be too much."""
+        return self._catalog.used_bytes + self._layout.segment_bytes > self._capacity_bytes
+
+    def survivor_bytes(self, victim: Segment, length: int) -> int:
+        """How much of `victim` may go into a segment that is opened for an object of `length` bytes."""
+        room_bytes = self._layout.data_bytes - extent_bytes(length)
+        return room_bytes if victim.is_mostly_dead else min(room_bytes, self._layout.data_bytes // 2)
+
+    def choose_victim(
+        self, length: int | None, *, moved_bytes: int = 0, stuck: Collection[Segment] = ()
+    ) -> Segment | None:
+        """The segment to give up next, none of `stuck`, and with no more held objects than still may go into
+        the segment that was opened for `length` bytes and has `moved_bytes` of others already. None: no
+        segment has been opened, so nothing can be moved."""
+        catalog = self._catalog
+        segments = catalog.segments.values()
+        # A search in vain has looked at all that is held: it is not repeated until a hold has ended.
+        idle = [segment.segment_id for segment in candidates(segments)]
+        circumstances = (catalog.holds.ended, len(catalog.index), idle, length, moved_bytes)
+        if circumstances == self._hopeless:
+            return None
+
+        def is_fit(segment: Segment) -> bool:
+            room_bytes = 0 if length is None else self.survivor_bytes(segment, length) - moved_bytes
+            return segment not in stuck and not self.has_held_bytes(segment, more_than=max(0, room_bytes))
+
+        victim = choose_victim(segments, is_fit=is_fit)
+        if victim is None and not stuck:
+            self._hopeless = circumstances
+        return victim
+
+    def needs_reserve(self, length: int) -> bool:
+        """Whether the last free segment must stay free, though `length` bytes have no room elsewhere.
+
+        If it were opened, none could be given up for another, so much is held. And later, when each holds a
+        little only, there would be no room to write that again.
+        """
+        catalog = self._catalog
+        if (
+            not catalog.holds.items
+            or catalog.used_bytes + 2 * self._layout.segment_bytes <= self._capacity_bytes
+            or not candidates(catalog.segments.values())
+        ):
+            return False
+        active = catalog.active
+        if active is not None and not self.has_held_bytes(
+            active, more_than=self.survivor_bytes(active, length)
+        ):
+            return False
+        return self.choose_victim(length) is None
+
+    def has_held_bytes(self, segment: Segment, *, more_than: int) -> bool:
+        """Whether the objects of `segment` that are held would take more than so much of another."""
+        for survivor in _held(self._catalog, segment):
+            more_than -= extent_bytes(survivor.entry.length)
+            if more_than < 0:
+                return True
+        return False

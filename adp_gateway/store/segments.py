@@ -25,7 +25,8 @@ from adp_gateway.config import StoreConfig
 from adp_gateway.device.base import Device
 from adp_gateway.errors import StorageError
 
-from .base import PutItem, ReadLease, Status, StoreStats
+from .base import Hold, PutItem, ReadLease, Status, StoreStats
+from .deletes import delete_when_free
 from .files import append_kills, create_files, remove_files, sync_all
 from .format import (
     MAX_KEY_BYTES,
@@ -36,9 +37,9 @@ from .format import (
 from .index import Entry
 from .leases import Cohort, Subject
 from .opening import Opened, open_device
-from .reclaim import Survivor, choose_victim, survivors
+from .reclaim import Plan, Survivor, survivors
 from .recovery import RecoveryReport
-from .segment import Segment, SegmentLease, extent_bytes
+from .segment import Segment, SegmentLease
 from .transfer import Copy, Source, Target, Transfers, status_of
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class SegmentStore:
         self._recovery = opened.recovery
         self._capacity_bytes = opened.capacity_bytes
         self._layout = opened.layout
+        self._plan = Plan(opened.catalog, opened.layout, opened.capacity_bytes)
         self._max_object_bytes = min(config.max_object_bytes, opened.layout.data_bytes)
         self._is_durable = config.durability == "durable"
         self._transfers = Transfers(config.max_command_bytes)
@@ -131,6 +133,11 @@ class SegmentStore:
     def exist(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
         """OK or NOT_FOUND for each key."""
         return self._catalog.index.exist(namespace, keys)
+
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> tuple[bytes, Hold]:
+        """As `exist`, and hold what is there."""
+        catalog = self._catalog
+        return catalog.holds.hold(namespace, keys, catalog.index.exist(namespace, keys))
 
     def open_read(self, namespace: bytes, keys: Sequence[bytes]) -> list[ReadLease | None]:
         """Pin each object that is there."""
@@ -338,18 +345,15 @@ class SegmentStore:
             catalog.seal()
 
     async def delete_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
-        """Delete each key, wait for its readers, and record it."""
+        """Delete each key when nothing holds it, wait for its readers, and record it."""
         catalog = self._catalog
-        statuses = bytes(
-            [Status.NOT_FOUND if catalog.drop(namespace, key) is None else Status.OK for key in keys]
+        statuses = await delete_when_free(
+            namespace,
+            keys,
+            holds=catalog.holds,
+            ledger=catalog.ledger,
+            drop=lambda *subject: catalog.drop(*subject) is not None,
         )
-        drained = anyio.Event()
-        drain = catalog.ledger.drain([(namespace, key) for key in keys], drained.set)
-        try:
-            if not drain.is_done:
-                await drained.wait()
-        finally:
-            catalog.ledger.abandon(drain)
         # After the wait: a reclaim that was copying one of the objects has voided its copy by now.
         if not await self._write_kills():
             return statuses.replace(bytes([Status.OK]), bytes([Status.GATEWAY_FAULT]))
@@ -411,7 +415,7 @@ class SegmentStore:
             active = self._catalog.active
             if active is not None and active.has_room(length):
                 return Status.OK
-            if not await self._make_room():
+            if not await self._make_room() or self._plan.needs_reserve(length):
                 return Status.CAPACITY_EXHAUSTED
             try:
                 segment = await self._create_segment()
@@ -428,12 +432,12 @@ class SegmentStore:
     async def _make_room(self) -> bool:
         """Evict until one more segment fits; whether it does. Usually it does at once: the reserve."""
         catalog = self._catalog
-        while self._is_full:
+        while self._plan.is_full:
             await self._trim()
-            if not self._is_full:
+            if not self._plan.is_full:
                 break
             if not catalog.doomed:
-                victim = choose_victim(catalog.segments.values())
+                victim = self._plan.choose_victim(None)
                 if victim is None:
                     return False
                 catalog.doom(victim)
@@ -448,32 +452,35 @@ class SegmentStore:
         segment is removed. Of what is full of life, survivors take at most half of the new segment, and every
         round gains the other half. What is mostly dead gains that much by itself, and so moves as a whole.
         """
-        catalog = self._catalog
-        data_bytes = active.layout.data_bytes
-        room_bytes = data_bytes - extent_bytes(length)
+        catalog, plan = self._catalog, self._plan
         start_bytes = active.tail_bytes
-        while self._is_full:
+        stuck: set[Segment] = set()
+        while plan.is_full:
             await self._trim()
-            victim = choose_victim(catalog.segments.values()) if self._is_full else None
+            if not plan.is_full:
+                return
+            before = active.tail_bytes
+            moved_bytes = before - start_bytes
+            victim = plan.choose_victim(length, moved_bytes=moved_bytes, stuck=stuck)
             if victim is None:
                 return
-            share_bytes = room_bytes if victim.is_mostly_dead else min(room_bytes, data_bytes // 2)
-            await self._relocate(victim, active, share_bytes - (active.tail_bytes - start_bytes))
+            await self._relocate(victim, active, plan.survivor_bytes(victim, length) - moved_bytes)
             if not victim.is_idle:
                 continue  # somebody has begun to read there; it is not a candidate any more
+            if plan.has_held_bytes(victim, more_than=0):
+                # What came to be held meanwhile goes in the next round; what the device refused, in none.
+                if active.tail_bytes == before:
+                    stuck.add(victim)
+                continue
             catalog.doom(victim)
             if not await self._remove_doomed():
                 return
-
-    @property
-    def _is_full(self) -> bool:
-        return self._catalog.used_bytes + self._layout.segment_bytes > self._capacity_bytes
 
     async def _relocate(self, victim: Segment, active: Segment, budget_bytes: int) -> None:
         """Write the survivors of `victim` into `active`, a step at a time."""
         step: list[Survivor] = []
         step_bytes = 0
-        for survivor in list(survivors(self._catalog.index, victim, budget_bytes=budget_bytes)):
+        for survivor in list(survivors(self._catalog, victim, budget_bytes=budget_bytes)):
             step.append(survivor)
             step_bytes += survivor.entry.length
             if step_bytes >= _COPY_STEP_BYTES:
@@ -595,6 +602,7 @@ class SegmentStore:
             objects=len(catalog.index),
             segments=len(catalog.segments),
             leases=catalog.ledger.readers,
+            held_items=catalog.holds.items,
             accounts=catalog.books.stats,
             **attrs.asdict(catalog.tally),
         )

@@ -323,7 +323,7 @@ async def test_reading_by_the_gateways_own_checks():
     async with connected(uncutting(), verify_payloads=False) as (client, gateway):
         await store(client, OLD)
         assert await get(client) == OLD
-        assert gateway.sessions[0].connection.features == Feature.CREDITS | Feature.REGIONS
+        assert gateway.sessions[0].connection.features == (Feature.CREDITS | Feature.LEASES | Feature.REGIONS)
 
 
 class TestTime:

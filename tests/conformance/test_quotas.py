@@ -178,3 +178,20 @@ async def test_puts_that_fail_or_are_cancelled_leave_no_trace(store: ObjectStore
     assert await store.put_many(MINE, [item(key(n), b"") for n in range(count)]) == bytes(count)
     assert account(store, "mine").evicted_objects == before
     assert account(store, "mine").objects == count
+
+
+async def test_what_is_held_is_never_the_quotas_victim(store: ObjectStore):
+    """An account at its quota with everything held: refused, until the hold ends; overwriting goes on."""
+    size = 100_000
+    count = QUOTA // (102_400 + 384)
+    names = [key(n) for n in range(count)]
+    assert await store.put_many(MINE, [item(name, payload(0, size)) for name in names]) == bytes(count)
+    statuses, hold = store.hold(MINE, names)
+    assert statuses == bytes(count)
+    assert await put(store, key(1000), bytes(size), MINE) == Status.CAPACITY_EXHAUSTED
+    assert await put(store, key(0), payload(1, size), MINE) == Status.OK
+    assert store.exist(MINE, names) == bytes(count)
+    assert await put(store, key(1000), bytes(size), THEIRS) == Status.OK
+    hold.release()
+    assert await put(store, key(1000), bytes(size), MINE) == Status.OK
+    assert account(store, "mine").evicted_objects == 1

@@ -12,9 +12,10 @@ from anyio.lowlevel import checkpoint
 
 from adp_client.protocol import ErrorCode
 from adp_gateway.device.memory import MemoryDevice
-from adp_gateway.store.base import Extent, ObjectStore, PutItem, Status
+from adp_gateway.store.base import Extent, Hold, ObjectStore, PutItem, Status
 from adp_gateway.store.memory import MemoryStore
 from adp_gateway.store.segments import SegmentStore
+from client.support import cancel_at
 from gateway.objects import (
     KIB,
     MIB,
@@ -29,6 +30,7 @@ from gateway.objects import (
     put,
     put_all,
 )
+from gateway.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -442,3 +444,190 @@ async def test_what_is_stored_is_what_was_hashed(store: ObjectStore):
             is_over.set()
             writer.join()
     assert outcomes
+
+
+# ---------------------------------------------------------------- holds
+
+
+async def start_delete(tasks, store, keys) -> list[bytes]:
+    """A delete in a task of its own that has got as far as it can; its answer, when it comes, in the list."""
+    answers: list[bytes] = []
+
+    async def delete() -> None:
+        answers.append(await store.delete_many(NAMESPACE, keys))
+
+    tasks.start_soon(delete)
+    await wait_all_tasks_blocked()
+    return answers
+
+
+async def test_a_delete_waits_for_the_holds_it_met_and_nobody_else_notices(store: ObjectStore):
+    await put_all(store, {key(n): payload(n, 5000) for n in range(3)})
+    statuses, first = store.hold(NAMESPACE, [key(0), key(9), key(1)])
+    assert statuses == bytes([Status.OK, MISS, Status.OK])
+    _, second = store.hold(NAMESPACE, [key(0)])
+    assert (first.items, second.items, store.stats().held_items) == (2, 1, 3)
+    async with anyio.create_task_group() as tasks:
+        answers = await start_delete(tasks, store, [key(0), key(2), key(9), key(0)])
+        assert store.exist(NAMESPACE, [key(0), key(2)]) == bytes([Status.OK, MISS])
+        assert await get(store, key(0)) == payload(0, 5000)
+        # While it waits nobody else gets a hold, or it might wait for ever.
+        statuses, third = store.hold(NAMESPACE, [key(0), key(1)])
+        assert statuses == bytes([MISS, Status.OK])
+        assert third.items == 1
+        assert store.hold(OTHER_NAMESPACE, [key(0)])[0] == bytes([MISS])
+        first.release()
+        first.release()
+        await wait_all_tasks_blocked()
+        assert answers == []
+        second.release()
+        assert store.exist(NAMESPACE, [key(0)]) == bytes([MISS]), "taken when the last hold ends"
+    assert answers == [bytes([Status.OK, Status.OK, MISS, MISS])]
+    assert store.stats().held_items == 1
+    third.release()
+    assert store.stats().held_items == 0
+    assert store.hold(NAMESPACE, [])[0] == b""
+
+
+async def test_then_the_delete_waits_for_readers_too(store: ObjectStore):
+    await put(store, key(1), payload(1, 5000))
+    _, hold = store.hold(NAMESPACE, [key(1)])
+    (early,) = store.open_read(NAMESPACE, [key(1)])
+    async with anyio.create_task_group() as tasks:
+        answers = await start_delete(tasks, store, [key(1)])
+        (late,) = store.open_read(NAMESPACE, [key(1)])
+        hold.release()
+        await put(store, key(1), b"again")
+        (later,) = store.open_read(NAMESPACE, [key(1)])
+        early.release()
+        await wait_all_tasks_blocked()
+        assert answers == []
+        assert lease_bytes(late) == payload(1, 5000)
+        late.release()
+    assert answers == [bytes([Status.OK])]
+    assert lease_bytes(later) == b"again"
+    later.release()
+
+
+async def test_two_deletes_of_what_is_held(store: ObjectStore):
+    await put_all(store, {key(1): b"one", key(2): b"two"})
+    _, first = store.hold(NAMESPACE, [key(1)])
+    _, second = store.hold(NAMESPACE, [key(2)])
+    async with anyio.create_task_group() as tasks:
+        both = await start_delete(tasks, store, [key(1), key(2)])
+        one = await start_delete(tasks, store, [key(1)])
+        first.release()
+        await until(lambda: one)
+        assert (both, one) == ([], [bytes([MISS])])
+        assert store.exist(NAMESPACE, [key(1), key(2)]) == bytes([MISS, Status.OK])
+        second.release()
+    assert both == [bytes(2)]
+
+
+async def test_a_deleter_who_leaves_before_the_hold_ends_deletes_nothing(store: ObjectStore):
+    await put(store, key(1), b"object")
+    _, hold = store.hold(NAMESPACE, [key(1)])
+    async with anyio.create_task_group() as tasks:
+        await start_delete(tasks, store, [key(1)])
+        tasks.cancel_scope.cancel()
+    _, again = store.hold(NAMESPACE, [key(1)])
+    assert again.items == 1
+    hold.release()
+    again.release()
+    assert await get(store, key(1)) == b"object"
+    assert store.stats().held_items == 0
+
+
+async def test_what_is_held_can_be_overwritten(store: ObjectStore):
+    await put(store, key(1), b"old")
+    _, hold = store.hold(NAMESPACE, [key(1)])
+    async with anyio.create_task_group() as tasks:
+        answers = await start_delete(tasks, store, [key(1)])
+        await put(store, key(1), b"new")
+        assert await get(store, key(1)) == b"new"
+        hold.release()
+    assert answers == [bytes([Status.OK])]
+    assert await get(store, key(1)) == MISS
+
+
+async def test_eviction_spares_the_held(store: ObjectStore):
+    """Four times the capacity goes in. What is held stays, though nobody reads it, and is the same after."""
+    keys = [key(n) for n in range(10)]
+    await put_all(store, {name: payload(n, 100_000) for n, name in enumerate(keys)})
+    statuses, hold = store.hold(NAMESPACE, keys)
+    assert statuses == bytes(10)
+    for n in range(10, 170):
+        assert await put(store, key(n), payload(n, 100_000)) == Status.OK
+        assert store.exist(NAMESPACE, keys) == bytes(10)
+        assert store.stats().used_bytes <= store.stats().capacity_bytes
+    for n, name in enumerate(keys):
+        assert await get(store, name) == payload(n, 100_000)
+    hold.release()
+    for n in range(170, 250):
+        assert await put(store, key(n), payload(n, 100_000)) == Status.OK
+    assert store.stats().evicted_objects > 100
+    assert MISS in store.exist(NAMESPACE, keys)
+
+
+async def test_all_held_means_full_and_release_means_room(store: ObjectStore):
+    holds = []
+    status = Status.OK
+    n = 0
+    while status == Status.OK:
+        n += 1
+        status = await put(store, key(n), payload(n, 100_000))
+        holds.append(store.hold(NAMESPACE, [key(n)])[1])
+    assert status == Status.CAPACITY_EXHAUSTED
+    assert n > 20
+    assert store.exist(NAMESPACE, [key(i) for i in range(1, n)]) == bytes(n - 1)
+    assert await put(store, key(n), payload(n, 100_000)) == Status.CAPACITY_EXHAUSTED
+    # One in two stays held: every segment may have one, and there is room all the same.
+    for hold in holds[::2]:
+        hold.release()
+    left = [key(i + 1) for i in range(1, n - 1, 2)]
+    for more in range(n, n + 60):
+        assert await put(store, key(more), payload(more, 100_000)) == Status.OK
+        assert store.exist(NAMESPACE, left) == bytes(len(left))
+    for hold in holds:
+        hold.release()
+    assert store.stats().held_items == 0
+
+
+async def test_ten_thousand_keys_are_held_and_only_counted_when_somebody_asks(store: ObjectStore):
+    await put_all(store, {key(n): b"" for n in range(0, 300, 3)})
+    keys = tuple(key(n) for n in range(10_000))
+    statuses, hold = store.hold(NAMESPACE, keys)
+    assert statuses == store.exist(NAMESPACE, keys)
+    assert hold.items == store.stats().held_items == 100
+    async with anyio.create_task_group() as tasks:
+        answers = await start_delete(tasks, store, [key(3), key(4)])
+        assert answers == []
+        hold.release()
+    assert answers == [bytes([Status.OK, MISS])]
+
+
+async def test_a_delete_cancelled_at_any_moment_is_taken_or_not_and_holds_nothing(store: ObjectStore):
+    outcomes = []
+    at, was_cancelled = 0, True
+    while was_cancelled:
+        at += 1
+        await put(store, key(1), b"object")
+        _, hold = store.hold(NAMESPACE, [key(1)])
+        async with anyio.create_task_group() as tasks:
+
+            async def let_go(hold: Hold = hold) -> None:
+                await wait_all_tasks_blocked()
+                hold.release()
+
+            tasks.start_soon(let_go)
+            was_cancelled, _ = await cancel_at(store.delete_many(NAMESPACE, [key(1)]), at)
+            if was_cancelled:
+                tasks.cancel_scope.cancel()
+        outcomes.append(store.exist(NAMESPACE, [key(1)])[0])
+        hold.release()
+        statuses, again = store.hold(NAMESPACE, [key(1)])
+        assert statuses == bytes(outcomes[-1:]), "nobody waits any more"
+        again.release()
+        assert store.stats().held_items == store.stats().leases == 0
+    assert outcomes[0] == Status.OK, "it was held when its deleter left"
+    assert outcomes[-1] == MISS

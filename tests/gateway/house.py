@@ -107,5 +107,7 @@ async def house(
     assert arena.used_bytes == 0
     assert arena.waiting == 0
     assert admission.used_bytes == 0
+    assert home.shared.lease_admission.used_bytes == 0
+    assert home.shared.counters.leased_items == store.stats().held_items == 0
     assert home.shared.counters.sessions == 0
     assert home.shared.credits.connections == 0

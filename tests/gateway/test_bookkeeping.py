@@ -216,7 +216,7 @@ def test_only_what_was_read_survives_and_only_within_the_budget(catalog):
     first = catalog.segments[1]
 
     def plan(budget: int) -> list[bytes]:
-        found: list[Survivor] = list(survivors(catalog.index, first, budget_bytes=budget))
+        found: list[Survivor] = list(survivors(catalog, first, budget_bytes=budget))
         return [survivor.key for survivor in found]
 
     assert plan(1 << 20) == [key(1), key(2), key(4)]

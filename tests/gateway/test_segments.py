@@ -334,7 +334,7 @@ async def test_leases_of_a_closed_store_lead_nowhere(tmp_path: Path):
     assert await put(store, key(2), b"x") == Status.GATEWAY_FAULT
 
 
-@pytest.mark.parametrize("meanwhile", ["delete", "overwrite", "read", "cancel"])
+@pytest.mark.parametrize("meanwhile", ["delete", "overwrite", "read", "hold", "cancel"])
 async def test_a_key_that_changes_while_its_object_is_moved(meanwhile):
     """The copy for the second chance is held on the device; what happens then must win over the copy."""
     copying, go = threading.Event(), threading.Event()
@@ -377,6 +377,10 @@ async def test_a_key_that_changes_while_its_object_is_moved(meanwhile):
                         assert await put(store, key(0), new) == Status.OK
                     elif meanwhile == "read":
                         (lease,) = store.open_read(NAMESPACE, [key(0)])
+                    elif meanwhile == "hold":
+                        # Neither was to be moved because of a hold, and one was to be evicted.
+                        statuses, kept = store.hold(NAMESPACE, [key(0), key(1)])
+                        assert statuses == bytes(2)
                     else:
                         tasks.cancel_scope.cancel()
                     go.set()
@@ -388,6 +392,12 @@ async def test_a_key_that_changes_while_its_object_is_moved(meanwhile):
                 assert await store.verify([lease]) == bytes(1)
                 assert lease_bytes(lease) == old
                 lease.release()
+            if meanwhile == "hold":
+                for n in range(500, 540):
+                    assert await put(store, key(n), payload(n, 200_000)) == Status.OK
+                assert await get(store, key(1)) == payload(1, 100_000)
+                assert await get(store, key(0)) == old
+                kept.release()
             with after_kill(device) as killed:
                 async with SegmentStore.open(config("unused"), device=killed) as reopened:
                     assert await get(reopened, key(0)) == expected

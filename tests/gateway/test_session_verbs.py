@@ -2,7 +2,7 @@
 
 import pytest
 
-from adp_client.protocol.constants import ErrorCode
+from adp_client.protocol.constants import ErrorCode, Feature
 from adp_client.protocol.messages import (
     Check,
     Delete,
@@ -36,7 +36,9 @@ async def test_handshake_tells_the_limits_and_only_what_is_implemented() -> None
     async with house(limits=NARROW) as home:
         peer = await home.connect(Hello(features=~0 & 0xF))
         assert peer.connection.limits == NARROW
-        assert [feature.name for feature in peer.connection.features] == ["REGIONS", "FRAGMENTS", "CREDITS"]
+        assert peer.connection.features == (
+            Feature.LEASES | Feature.REGIONS | Feature.FRAGMENTS | Feature.CREDITS
+        )
         peer = await home.connect(Hello())
         assert not peer.connection.features
 

@@ -1,6 +1,7 @@
 """The real client against the real gateway process."""
 
 import os
+import signal
 from pathlib import Path
 
 import anyio
@@ -173,3 +174,67 @@ async def test_a_cancelled_read_leaves_the_next_caller_its_own_bytes(tmp_path: P
             assert result.statuses == b"\0"
             assert mine == page(turn)
             assert bytes(victim) == after
+
+
+async def test_w6_leases_over_sockets_and_over_a_restart(tmp_path: Path) -> None:
+    data, names = tmp_path / "data", keys(6)
+    async with gateway(data) as served:
+        config = ClientConfig(endpoint=served.endpoints[0])
+        async with Client(config) as holder, Client(config) as other:
+            await holder.write(NAMESPACE, names[:5], [page(number) for number in range(5)])
+            found = await holder.exist(NAMESPACE, names, lease_seconds=3600)
+            assert found.statuses == bytes(5) + b"\1"
+            assert found.lease is not None
+            assert found.lease.granted_seconds == 20
+            deleted: list[bytes] = []
+
+            async def delete() -> None:
+                deleted.append((await other.delete(NAMESPACE, names)).statuses)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(delete)
+                late = await holder.exist(NAMESPACE, names, lease_seconds=1)
+                while late.lease is not None:  # the DELETE has not come yet
+                    await late.lease.release()
+                    late = await holder.exist(NAMESPACE, names, lease_seconds=1)
+                memory = [bytearray(PAGE_BYTES) for _ in range(5)]
+                assert (await holder.read(NAMESPACE, names[:5], memory)).is_all_ok
+                assert memory == [page(number) for number in range(5)]
+                assert deleted == []
+                async with found.lease:
+                    assert found.lease.is_live
+            assert deleted == [bytes(5) + b"\1"]
+            await holder.write(NAMESPACE, names, [page(number) for number in range(6)])
+            kept = (await holder.exist(NAMESPACE, names, lease_seconds=20)).lease
+            assert kept is not None
+            served.stop(signal.SIGKILL)
+            await kept.release()
+            assert not kept.is_live
+    async with gateway(data) as served, Client(ClientConfig(endpoint=served.endpoints[0])) as other:
+        assert (await other.exist(NAMESPACE, names)).is_all_ok
+        assert (await other.delete(NAMESPACE, names)).is_all_ok, "no lease survives a restart"
+
+
+@pytest.mark.parametrize("is_end_to_end", [True, False], ids=["client verifies", "gateway verifies"])
+async def test_b18_a_damaged_page_is_said_to_be_there_once_also_under_a_lease(
+    tmp_path: Path, is_end_to_end: bool
+) -> None:
+    data, names = tmp_path / "data", keys(10)
+    async with gateway(data) as served:
+        config = ClientConfig(endpoint=served.endpoints[0], verify_payloads=is_end_to_end)
+        async with Client(config) as client:
+            await client.write(NAMESPACE, names, [page(number) for number in range(10)])
+            damage(data, flipped=3, swapped=(5, 6), within=8)
+            found = await client.exist(NAMESPACE, names, lease_seconds=20)
+            assert (found.is_all_ok, found.lease is None) == (True, False)
+            assert (await client.read(NAMESPACE, [names[3]], [bytearray(PAGE_BYTES)])).statuses == bytes(
+                [CORRUPT]
+            )
+            with anyio.fail_after(10):
+                while (await client.exist(NAMESPACE, [names[3]], lease_seconds=20)).is_all_ok:
+                    pass
+            assert (await client.read(NAMESPACE, [names[3]], [bytearray(PAGE_BYTES)])).statuses == bytes(
+                [NOT_FOUND]
+            )
+            assert (await client.write(NAMESPACE, [names[3]], [page(3)])).is_all_ok
+            assert (await client.read(NAMESPACE, [names[3]], [bytearray(PAGE_BYTES)])).is_all_ok

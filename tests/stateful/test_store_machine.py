@@ -1,23 +1,24 @@
 """The segment store against a dict, through restarts and kills.
 
 The model is tolerant of one thing only: an object may have been evicted, and then it is gone until it is put
-again. It may never be wrong, older than the last put, or back after a delete.
+again. It may never be wrong, older than the last put, or back after a delete. While it is held it may not
+even be gone.
 """
 
 from contextlib import ExitStack
 
 import anyio
+import anyio.abc
 import attrs
 import pytest
 from anyio.from_thread import start_blocking_portal
-from anyio.lowlevel import checkpoint
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from adp_gateway.device.memory import MemoryDevice
 from adp_gateway.fsck import check_device
-from adp_gateway.store.base import ReadLease, Status
+from adp_gateway.store.base import Hold, ReadLease, Status
 from adp_gateway.store.quotas import Account
 from adp_gateway.store.segment import object_charge
 from adp_gateway.store.segments import SegmentStore
@@ -54,6 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.device = self.stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
         self.model: dict[tuple[bytes, bytes], bytes] = {}
         self.leases: list[tuple[ReadLease, bytes]] = []
+        self.holds: list[tuple[Hold, bytes, list[bytes]]] = []
         self.puts = 0
         self.open()
 
@@ -67,6 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
         for lease, _ in self.leases:
             self.portal.call(lease.release)
         self.leases = []
+        self.let_go()
         self.manager.__exit__(None, None, None)
 
     @rule(namespace=namespaces, names=st.lists(keys, min_size=1, max_size=4), length=lengths)
@@ -83,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert any(object_charge(length) > account.quota_bytes for account in self.settings.accounts)
             else:
                 assert status == Status.CAPACITY_EXHAUSTED
-                assert self.leases, "only leases may keep the store from making room"
+                assert self.leases or self.holds, "only leases may keep the store from making room"
 
     @rule(namespace=namespaces, name=keys)
     def read(self, namespace: bytes, name: bytes) -> None:
@@ -105,23 +108,48 @@ class StoreMachine(RuleBasedStateMachine):
             lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
             self.portal.call(lease.release)
 
+    @rule(namespace=namespaces, names=st.lists(keys, max_size=4))
+    def hold(self, namespace: bytes, names: list[bytes]) -> None:
+        statuses, hold = self.portal.call(self.store.hold, namespace, names)
+        here = [name for name, status in zip(names, statuses, strict=True) if status == Status.OK]
+        assert hold.items == len(here)
+        assert all((namespace, name) in self.model for name in here)
+        self.holds.append((hold, namespace, here))
+
+    @rule(data=st.data())
+    def end_hold(self, data: st.DataObject) -> None:
+        if self.holds:
+            hold, _, _ = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+            self.portal.call(hold.release)
+
+    def let_go(self) -> None:
+        for hold, _, _ in self.holds:
+            self.portal.call(hold.release)
+        self.holds = []
+
     @rule(namespace=namespaces, names=st.lists(keys, max_size=3))
     def delete(self, namespace: bytes, names: list[bytes]) -> None:
         async def delete_and_release() -> bytes:
             async with anyio.create_task_group() as tasks:
                 statuses: list[bytes] = []
 
-                async def delete() -> None:
+                async def delete(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+                    task_status.started()
                     statuses.append(await self.store.delete_many(namespace, names))
 
-                tasks.start_soon(delete)
-                await checkpoint()  # the delete comes first, and waits if there is a lease
+                await tasks.start(delete)  # the delete comes first, and waits if there is a lease or a hold
+                held = {name for _, space, names in self.holds for name in names if space == namespace}
+                assert self.store.exist(namespace, list(held)) == bytes(len(held))
+                assert self.store.hold(namespace, names)[1].items == 0
                 for lease, _ in self.leases:
                     lease.release()
+                for each, _, _ in self.holds:
+                    each.release()
             return statuses[0]
 
         statuses = self.portal.call(delete_and_release)
         self.leases = []
+        self.holds = []
         for name, status in zip(names, statuses, strict=True):
             if status == Status.OK:
                 assert (namespace, name) in self.model
@@ -162,6 +190,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert lease_bytes(lease) == expected
         stats = self.store.stats()
         assert stats.leases == len(self.leases)
+        assert stats.held_items == sum(len(names) for _, _, names in self.holds)
+        for _, namespace, names in self.holds:
+            assert self.store.exist(namespace, names) == bytes(len(names))
         assert stats.corrupt_objects == stats.faulted_objects == 0
         assert self.device.used_bytes() <= stats.used_bytes <= stats.capacity_bytes
         present = 0
