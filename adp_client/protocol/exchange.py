@@ -49,6 +49,7 @@ class Exchange:
         self._features = features
         self._capacities: tuple[int, ...] = ()
         self._answered = bytearray()
+        self._namespace: bytes | None = None  # of a WRITE
         self._open_write: tuple[bytes, WriteItem] | None = None
         self._open_reads: dict[int, ReadItem] = {}
 
@@ -109,6 +110,7 @@ class Exchange:
         self._answered.extend(_UNANSWERED * more)
 
     def _ask_write(self, message: Write, is_final: bool) -> int:
+        self._check_namespace(message.namespace)
         self._check_keys(message.keys)
         cost = 0
         last = len(message.items) - 1
@@ -129,6 +131,13 @@ class Exchange:
             else:
                 self._open_write = (key, item)
         return cost
+
+    def _check_namespace(self, namespace: bytes) -> None:
+        """An object that spans frames has one name, and so has whatever stands beside it."""
+        if self._namespace is None:
+            self._namespace = namespace
+        elif namespace != self._namespace:
+            raise LocalProtocolError("a frame of this request names another namespace")
 
     def _check_continues(self, position: int, key: bytes, item: WriteItem) -> None:
         if self._open_write is None or position:

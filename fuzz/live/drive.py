@@ -121,13 +121,15 @@ class Link:
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait; Finding if it takes longer than the deadline, or the listener found something."""
-        with anyio.move_on_after(self._gateway.deadline) as scope:
+        # A DELETE waits for the leases on what it names, also for those that others have.
+        seconds = self._gateway.deadline + self.watch.lease_seconds_left
+        with anyio.move_on_after(seconds) as scope:
             while self._finding is None and not condition():
                 await self._changed.wait()
         self.raise_finding()
         if scope.cancelled_caught:
             raise Finding(
-                f"no {what} in {self._gateway.deadline:g} s; expected: {self.watch.expected}",
+                f"no {what} in {seconds:g} s; expected: {self.watch.expected}",
                 is_old=True,
             )
 

@@ -153,7 +153,7 @@ class _Maker:
             keys = (*keys, *(stem for _ in range(count - len(keys))))[:count]
         lease_ms = 0
         if Feature.LEASES in talk.features and self.rng.random() < 0.5:
-            lease_ms = self.rng.choice((1, 1000, 5000, 2**32 - 1))
+            lease_ms = self.rng.choice((1, 100, 400))  # a DELETE waits for them
         return [Spelled(Exist(namespace=self.namespace(), keys=keys, lease_ms=lease_ms))]
 
     def read(self, talk: _Talk) -> Frames:

@@ -137,6 +137,11 @@ class Model:
             if subject in lease.subjects and reader.sent > lease.granted and now < lease.ends:
                 raise Finding(f"{_name(subject)}: a miss under a lease")
 
+    @property
+    def lease_seconds_left(self) -> float:
+        """Until the last lease ends by itself."""
+        return max(0.0, max((lease.ends for lease in self.leases.values()), default=0.0) - time.monotonic())
+
     def end_leases(self, connection: object) -> None:
         """The connection gives them back, or ends."""
         self.leases = {

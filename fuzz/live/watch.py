@@ -146,6 +146,11 @@ class Watch:
         return f"{owed}; we owe the rest of a frame or request" if self.is_owing else owed
 
     @property
+    def lease_seconds_left(self) -> float:
+        """Until the last lease of any connection ends by itself."""
+        return self._model.lease_seconds_left
+
+    @property
     def lease_ids(self) -> list[int]:
         """Leases of this connection."""
         return [number for number, lease in self._model.leases.items() if lease.connection is self]

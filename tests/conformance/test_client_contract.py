@@ -1,11 +1,15 @@
 """The client contract: the project's client and another one keep it, and every clause of it can fail."""
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from adp_client.testing import check_client_contract
 from adp_client.testing.conformance import CLIENT_CLAUSES, Verdict, run_adp_client
+from adp_client.testing.conformance.client_contract import AdaptedClient, Dial
+from adp_client.transport import Transport
 from gateway.waiting import on_a_jumping_clock
 from policy.checkout import ROOT
 
@@ -14,10 +18,36 @@ from .simple_client import FAULTS, running
 pytestmark = pytest.mark.anyio
 
 
+class BytesOnly:
+    """A transport without what only works within one host."""
+
+    carries_descriptors = False
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
 async def test_the_projects_client_keeps_it() -> None:
     report = await check_client_contract(run_adp_client, seconds=15)
     assert report.is_kept, report
-    assert report.count(Verdict.SKIPPED) == 0
+    skipped = [result.id for result in report.results if result.verdict is Verdict.SKIPPED]
+    assert skipped == ["4.4-feature-not-offered"], "where it can share memory it offers every feature"
+
+
+async def test_the_projects_client_refuses_a_feature_that_it_did_not_offer() -> None:
+    @asynccontextmanager
+    async def run_without_memory(dial: Dial) -> AsyncGenerator[AdaptedClient]:
+        async def dial_bytes_only() -> Transport:
+            return BytesOnly(await dial())
+
+        async with run_adp_client(dial_bytes_only) as client:
+            yield client
+
+    report = await check_client_contract(run_without_memory, only=["4.4-feature-not-offered"], seconds=15)
+    assert [result.verdict for result in report.results] == [Verdict.PASSED], report
 
 
 async def test_a_client_that_does_one_thing_at_a_time_keeps_it() -> None:

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from adp_client.protocol import Connection, ErrorCode, Feature, Opcode, Role
@@ -527,6 +528,7 @@ def spanning(*items: WriteItem, keys: tuple[bytes, ...] | None = None) -> Write:
     return Write(namespace=NAMESPACE, keys=keys or KEYS[:1] * len(items), items=items)
 
 
+OTHER = bytes(32)
 HALF = write_item(length=2)
 REST = write_item(offset=2, length=3)
 
@@ -543,6 +545,14 @@ REST = write_item(offset=2, length=3)
         (
             [(spanning(HALF), False), (spanning(write_item(offset=2, length=3, checksum=9)), True)],
             "does not continue the one",
+        ),
+        (
+            [(spanning(HALF), False), (attrs.evolve(spanning(REST), namespace=OTHER), True)],
+            "another namespace",
+        ),
+        (
+            [(spanning(write_item()), False), (attrs.evolve(spanning(write_item()), namespace=OTHER), True)],
+            "another namespace",
         ),
         ([(spanning(write_item(length=6)), True)], "bytes 0 to 6 of 5"),
         ([(spanning(write_item(length=0)), True)], "bytes 0 to 0 of 5"),

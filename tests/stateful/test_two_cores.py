@@ -63,18 +63,31 @@ class Side:
     def __init__(self, role: Role) -> None:
         self.connection = Connection(role)
         self.wire: deque[int] = deque()
+        self.said = 0
+        self.heard = 0
+        self.descriptors: deque[int] = deque()  # where in what was said they go along
         self.events: list[object] = []
         self.memory: dict[int, bytearray] = {}
 
-    def say(self, raw: bytes) -> None:
+    def say(self, raw: bytes, *, has_descriptor: bool = False) -> None:
+        if has_descriptor:
+            self.descriptors.append(self.said)
+        self.said += len(raw)
         self.wire.extend(raw)
 
     def hear(self, other: "Side", count: int) -> None:
         while count and other.wire:
             view = self.connection.receive_buffers()[0]
             size = min(count, len(view), len(other.wire))
+            # As a system does: one descriptor at a time, with the piece in which its frame begins.
+            if len(other.descriptors) > 1:
+                size = min(size, other.descriptors[1] - self.heard)
             view[:size] = bytes(other.wire.popleft() for _ in range(size))
-            self.connection.bytes_received(size)
+            came = int(bool(other.descriptors) and other.descriptors[0] < self.heard + size)
+            if came:
+                other.descriptors.popleft()
+            self.heard += size
+            self.connection.bytes_received(size, descriptors=came)
             count -= size
             self.take_events()
 
@@ -126,7 +139,7 @@ class TwoCores(RuleBasedStateMachine):
         if self.client.connection.state is not State.OPEN or not self.client.connection.fits(cost):
             return None
         number, raw = self.client.connection.request(message)  # type: ignore[arg-type]
-        self.client.say(raw)
+        self.client.say(raw, has_descriptor=isinstance(message, RegionOpen))
         self.asked[number] = message
         return number
 
