@@ -15,6 +15,21 @@ resized). A cancelled READ or WRITE may take up to `Timeouts.release_seconds` to
 inside that memory; then the connection is cut instead.
 A READ into a `SharedRegion` may take as long again until the gateway has let go of it; if it does not, that
 region is retired (`SharedRegion.is_retired`).
+
+Names and sizes: a namespace has 32 bytes; a vector has any number of keys of 1 to 128 bytes each, item i of
+every other argument and of the result belongs to `keys[i]`, and an empty vector is answered at once. Sizes
+are bytes, times are seconds.
+
+Every verb raises, beside what its own text names:
+
+* `ConnectFailed`: there was no connection within the verb's time, or the gateway refuses this client.
+* `LinkLost`: the connection ended and the verb is not one to be sent twice, or has been sent too often.
+* `LinkClosed`: the client has been closed. `RequestTimeout`: no answer in `Timeouts.request_seconds`.
+* a `RequestError` (`Overloaded`, `Refused`, ...): the gateway refused the whole of it; no item of it is done.
+* `LocalProtocolError`: the arguments are wrong, and nothing has been asked.
+* RuntimeError: the client belongs to another thread or process, or has not been entered.
+
+What the gateway says of single items is a value, never an exception: see the results.
 """
 
 import functools
@@ -156,7 +171,11 @@ class Client:
         return attrs.evolve(self._stats)
 
     async def wait_connected(self) -> GatewayInfo:
-        """Wait until the handshake is done. Raises ConnectFailed after `request_seconds`, LinkClosed."""
+        """Wait until the handshake is done; what the gateway says of itself.
+
+        Raises ConnectFailed after `Timeouts.request_seconds`, or at once if the gateway refuses this client;
+        LinkClosed. Cancellation changes nothing: the client goes on dialling.
+        """
         link = self._here()
         await link.wait_open(anyio.current_time() + self.config.timeouts.request_seconds)
         assert link.gateway is not None
@@ -179,10 +198,14 @@ class Client:
     async def exist(
         self, namespace: bytes, keys: Sequence[bytes], *, lease_seconds: float | None = None
     ) -> ExistResult:
-        """Which objects are there. Raises RequestTimeout after `exist_seconds`; see the module for others.
+        """Which objects are there: OK or NOT_FOUND for each key. No promise, unless it is leased.
 
         With `lease_seconds` they are also to stay there so long, or as long as the gateway grants; see
-        `ExistResult.lease`. A call that raises, cancellation included, leaves no lease behind.
+        `ExistResult.lease`, which is None if nothing was found or nothing was granted.
+
+        Raises RequestTimeout after `Timeouts.exist_seconds`; the connection is given up then and opened anew.
+        A connection that breaks is no error here: the question is asked again. A call that raises,
+        cancellation included, leaves no lease behind.
         """
         namespace, keys = check_namespace(namespace), check_keys(keys)
         if lease_seconds is not None and not 0 < lease_seconds < math.inf:
@@ -200,8 +223,12 @@ class Client:
 
         Slices of a `SharedRegion` are filled by the gateway itself, if all are such and it can.
 
-        An object that is larger than its buffer is TOO_LARGE; one whose bytes do not match its checksum is
-        CORRUPT. After either, and after any error, the content of the buffers is undefined.
+        OK: `lengths[i]` bytes of buffer i are the object, checked against its writer's checksum. NOT_FOUND: a
+        miss. TOO_LARGE: the object is larger than its buffer. CORRUPT: its bytes do not match their checksum;
+        the gateway is told, and drops it. After any of these but OK the content of buffer i is undefined.
+
+        Raises what the module lists; a connection that breaks is no error, what is missing is asked for
+        again. Cancelled, or with any error: the content of all buffers is undefined, and they are yours.
         """
         namespace, keys = check_namespace(namespace), check_keys(keys)
         _same_count(keys, buffers)
@@ -217,35 +244,59 @@ class Client:
         keys: Sequence[bytes],
         payloads: Sequence[Buffer | RegionSlice | Sequence[Buffer | RegionSlice]],
     ) -> WriteResult:
-        """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end. Slices of a
-        `SharedRegion` are fetched by the gateway itself, if each payload is one and it can."""
+        """Store object i from `payloads[i]`: one buffer, or a list of buffers to send end to end.
+
+        Slices of a `SharedRegion` are fetched by the gateway itself, if each payload is one and it can.
+
+        OK: stored, and visible to every READ from now on; what was there under the key is replaced in one
+        step. TOO_LARGE: above what this gateway keeps. CAPACITY_EXHAUSTED, OVERLOADED: not stored. CORRUPT:
+        the bytes changed on the way, or while they were being sent; not stored.
+
+        Raises what the module lists; a connection that breaks is no error, the rest is sent again (a key
+        names contents: writing twice is writing once). Cancelled, or with any error: each object is as it
+        was before or stored as a whole, and the buffers are yours.
+        """
         namespace, keys = check_namespace(namespace), check_keys(keys)
         _same_count(keys, payloads)
         with await self._begin() as call:
             return WriteResult(statuses=await self._fragmenting.write(namespace, keys, payloads, call))
 
     async def delete(self, namespace: bytes, keys: Sequence[bytes]) -> DeleteResult:
-        """Remove objects, each after every outstanding read of it. Raises LinkLost if the connection breaks:
-        a DELETE is never sent twice."""
+        """Remove objects, each after every outstanding read of it: OK, or NOT_FOUND if it was not there.
+
+        A leased object stays until its leases have ended, yours included; this waits for them.
+
+        Raises what the module lists; LinkLost if the connection breaks after it was sent: a DELETE is never
+        sent twice, and `LinkLost.maybe_applied` says that it may have been done. Cancelled: it may be done.
+        """
         namespace, keys = check_namespace(namespace), check_keys(keys)
         with await self._begin() as call:
             return DeleteResult(statuses=await self._fragmenting.delete(namespace, keys, call))
 
     async def check(self, namespace: bytes, keys: Sequence[bytes]) -> CheckResult:
-        """Have the gateway verify objects on its device; damaged ones are dropped there."""
+        """Have the gateway verify objects on its device: OK, NOT_FOUND, or CORRUPT, and then it drops them.
+
+        Raises what the module lists. Cancelled: the gateway may go on with it, which does no harm.
+        """
         namespace, keys = check_namespace(namespace), check_keys(keys)
         with await self._begin() as call:
             return CheckResult(statuses=await self._fragmenting.check(namespace, keys, call))
 
     async def fence(self) -> None:
         """Return when everything that was asked before is done. Nothing asked later starts before that.
-        Raises LinkLost if the connection breaks."""
+
+        Raises what the module lists; LinkLost if the connection breaks: a FENCE is never sent twice.
+        Cancelled: it stands all the same, and holds up what was asked behind it.
+        """
         self._here()
         async with self._order.fence(self._deadline()) as call:
             await self._perform(ControlOperation(Fence()), call)
 
     async def ping(self) -> float:
-        """Ask the gateway for a sign of life; returns how many seconds it took."""
+        """Ask the gateway for a sign of life; how many seconds it took, waiting for a connection included.
+
+        Raises what the module lists; LinkLost if the connection breaks. Cancellation leaves nothing behind.
+        """
         begun = anyio.current_time()
         with await self._begin() as call:
             await self._perform(ControlOperation(Ping(nonce=self._stats.requests)), call)

@@ -6,13 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from adp_client import Client
+
 MODULES = (
     "adp_client",
     "adp_client.errors",
     "adp_client.protocol",
     "adp_client.testing",
-    "adp_client.testing.conformance",
     "adp_client.transport",
+)
+VERBS = sorted(
+    name
+    for name, member in vars(Client).items()
+    if inspect.iscoroutinefunction(member) and not name.startswith("_")
 )
 
 
@@ -34,3 +40,14 @@ def public_names(module: str) -> Iterator[tuple[str, object]]:
 def test_every_public_name_has_a_docstring(module: str) -> None:
     silent = [name for name, member in public_names(module) if not inspect.getdoc(member)]
     assert silent == []
+
+
+def test_there_are_verbs() -> None:
+    assert {"exist", "read", "write", "delete", "check", "fence", "ping"} <= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_says_what_it_raises_and_what_cancellation_leaves(verb: str) -> None:
+    text = inspect.getdoc(getattr(Client, verb)) or ""
+    assert "Raises" in text
+    assert "ancel" in text
