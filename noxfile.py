@@ -74,7 +74,6 @@ REFERENCE = (
     "adp_client.errors",
     "adp_client.protocol",
     "adp_client.testing",
-    "adp_client.testing.conformance",
     "adp_client.transport",
 )
 
