@@ -77,6 +77,9 @@ REFERENCE = (
     "adp_client.transport",
 )
 
+#: Tests of the gateway that are about serving: slow, and of no concern to what is pure.
+SERVING = ("test_fragments", "test_quota_restarts", "test_segments", "test_server", "test_session_load")
+
 TEST_TOOLS = dev(
     "hypothesis", "import-linter", "pytest", "pytest-randomly", "pytest-timeout", "trio", "trustme"
 )
@@ -158,8 +161,13 @@ def docs(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Every branch of the protocol's core and of the pure modules (``[tool.coverage]`` lists them)."""
     session.install("-e", ".", *TEST_TOOLS, *dev("coverage"))
-    layers = ("protocol", "spec", "fuzz", "stateful", "client", "gateway", "conformance", "engines")
-    tests = [f"tests/{layer}" for layer in layers]
+    # The layers that judge what is pure, without those that serve, wait and kill.
+    tests = [
+        *("tests/protocol", "tests/spec", "tests/fuzz/test_corpus.py", "tests/stateful", "tests/engines"),
+        *(f"tests/client/test_{name}.py" for name in ("fragments", "landing", "settings", "verbs")),
+        *("tests/conformance/test_stores.py", "tests/conformance/test_quotas.py"),
+        *sorted(str(path) for path in Path("tests/gateway").glob("test_*.py") if path.stem not in SERVING),
+    ]
     session.run("coverage", "run", "-m", "pytest", "-m", "not vllm", "-q", *tests, *session.posargs)
     session.run("coverage", "report")
 

@@ -97,6 +97,20 @@ def test_who_owes_frames_before_the_fence() -> None:
     assert not fences.is_asking_before_current
 
 
+@pytest.mark.anyio
+async def test_wait_idle_returns_when_the_last_request_has_left() -> None:
+    fences = Fences()
+    await fences.wait_idle()
+    first, second = fences.enter(), fences.enter()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fences.wait_idle)
+        await anyio.wait_all_tasks_blocked()
+        fences.leave(first)
+        await anyio.wait_all_tasks_blocked()
+        assert not fences.is_idle
+        fences.leave(second)
+
+
 # ---------------------------------------------------------------- replies
 
 
