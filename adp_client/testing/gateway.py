@@ -266,6 +266,9 @@ class Session:
 
     async def _send_statuses(self, request_id: int, reply: Reply) -> None:
         """A reply other than a READ's, in as many frames as the client's limit asks for."""
+        if isinstance(reply, ReadRegionReply):
+            await self._send_rows(request_id, reply)
+            return
         if not isinstance(reply, (StatusReply, ExistReply)):
             await self.send_reply(request_id, reply)
             return
@@ -275,6 +278,12 @@ class Session:
         for first in range(0, max(1, count), step):
             part = attrs.evolve(reply, first=first, statuses=reply.statuses[first : first + step])
             await self.send_reply(request_id, part, is_final=first + step >= count)
+
+    async def _send_rows(self, request_id: int, reply: ReadRegionReply) -> None:
+        rows, step = list(reply.items), self._most_rows
+        for first in range(0, max(1, len(rows)), step):
+            part = attrs.evolve(reply, items=rows[first : first + step])
+            await self.send_reply(request_id, part, is_final=first + step >= len(rows))
 
     async def send_reply(
         self, request_id: int, reply: Reply, payload: Sequence[Part] = (), *, is_final: bool = True
@@ -384,18 +393,22 @@ class Session:
         """Objects in frames of at most `frame_bytes` and what the client takes; larger ones in several."""
         names = [(message.namespace, key) for key in message.keys]
         with self.gateway.reading(names) as found:
-            most_rows = max(1, (self.hello.max_body_bytes - _REPLY_HEAD_BYTES) // _READ_ITEM_BYTES)
             rows: list[ReadItem] = []
             payload: list[memoryview] = []
             room = self._frame_bytes
             for row, data in self._read_rows(message.capacities, names, found):
-                if len(rows) == most_rows or row.length > room:
+                if len(rows) == self._most_rows or row.length > room:
                     await self.send_reply(request_id, ReadReply(items=tuple(rows)), payload, is_final=False)
                     rows, payload, room = [], [], self._frame_bytes
                 rows.append(row)
                 payload.append(data)
                 room -= row.length
             await self.send_reply(request_id, ReadReply(items=tuple(rows)), payload)
+
+    @property
+    def _most_rows(self) -> int:
+        """Read items in one frame."""
+        return max(1, (self.hello.max_body_bytes - _REPLY_HEAD_BYTES) // _READ_ITEM_BYTES)
 
     @property
     def _frame_bytes(self) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import anyio
@@ -26,16 +26,23 @@ from adp_client.protocol.messages import (
     Pong,
     Read,
     ReadItem,
+    ReadRegion,
+    ReadRegionReply,
+    RegionOpen,
+    RegionSource,
+    RegionTarget,
     Reply,
     StatusReply,
     Welcome,
     Write,
+    WriteRegion,
 )
 from adp_client.testing import MemoryGateway, Session
 from adp_client.testing.conformance.frames import frame
 from adp_client.testing.gateway import StoredObject
 from adp_client.testing.leases import LeaseBook
-from adp_client.transport.base import Part, Transport
+from adp_client.testing.regions import MemoryRegions, Objects
+from adp_client.transport.base import Part, Transport, local_transport
 
 TOKEN = "the right token"
 
@@ -113,6 +120,17 @@ class Unclosable:
 
     async def send(self, parts: Sequence[Part]) -> None:
         await self.inner.send(parts)
+
+    @property
+    def carries_descriptors(self) -> bool:
+        return local_transport(self.inner) is not None
+
+    async def receive_with_descriptors(
+        self, buffers: Sequence[memoryview], descriptors: MutableSequence[int | None]
+    ) -> int:
+        inner = local_transport(self.inner)
+        assert inner is not None
+        return await inner.receive_with_descriptors(buffers, descriptors)
 
     def abort(self) -> None:
         pass
@@ -227,7 +245,7 @@ class AgreesToEverything(Session):
 
     async def greet(self, event: HelloReceived) -> None:
         await super().greet(event)
-        self.connection.features |= Feature.LEASES
+        self.connection.features |= Feature.LEASES | Feature.REGIONS
 
 
 class IgnoresClientLimits(Session):
@@ -669,6 +687,304 @@ def with_book(book: type[LeaseBook]) -> Callable[[], MemoryGateway]:
     return make
 
 
+# ---------------------------------------------------------------- regions
+
+
+class OneFurther(MemoryRegions):
+    """Begins a byte late."""
+
+    def _put(self, target: RegionTarget, data: bytes) -> ErrorCode:
+        return super()._put(attrs.evolve(target, offset=target.offset + 1), data)
+
+
+class OneByteMore(MemoryRegions):
+    """Ends a byte late."""
+
+    def _put(self, target: RegionTarget, data: bytes) -> ErrorCode:
+        return super()._put(target, data.ljust(target.capacity + 1, b"\0"))
+
+
+class OneByteLess(MemoryRegions):
+    """Ends a byte early."""
+
+    def _put(self, target: RegionTarget, data: bytes) -> ErrorCode:
+        return super()._put(target, data[:-1])
+
+
+class OtherChecksums(MemoryRegions):
+    """Says that the bytes are others."""
+
+    def read(self, objects: Objects, message: ReadRegion) -> tuple[ReadItem, ...]:
+        rows = super().read(objects, message)
+        return tuple(attrs.evolve(row, checksum=row.checksum ^ 1) for row in rows)
+
+
+class FromTheBeginning(MemoryRegions):
+    """Takes every object from where the region begins."""
+
+    def _take(self, source: RegionSource) -> bytes:
+        return super()._take(attrs.evolve(source, offset=0))
+
+
+class SaysSo(MemoryRegions):
+    """Says OK to WRITE_REGION, and that is all."""
+
+    def write(self, objects: Objects, message: WriteRegion) -> bytes:
+        return super().write({}, message)
+
+
+class NothingIsRefused(MemoryRegions):
+    """Takes no bytes for bytes outside."""
+
+    def _judge(self, number: int, offset: int, length: int) -> ErrorCode:
+        return super()._judge(number, offset, length) if length else ErrorCode.REFUSED
+
+
+class AbsentIsEmpty(MemoryRegions):
+    """Brings no bytes of what is not there."""
+
+    def read(self, objects: Objects, message: ReadRegion) -> tuple[ReadItem, ...]:
+        rows = super().read(objects, message)
+        return tuple(ReadItem(index=row.index) if row.status is ErrorCode.NOT_FOUND else row for row in rows)
+
+
+class Unsized(MemoryRegions):
+    """TOO_LARGE without saying how large."""
+
+    def read(self, objects: Objects, message: ReadRegion) -> tuple[ReadItem, ...]:
+        return tuple(
+            attrs.evolve(row, object_bytes=0) if row.status is ErrorCode.TOO_LARGE else row
+            for row in super().read(objects, message)
+        )
+
+
+class PutsItAllTheSame(MemoryRegions):
+    """Finds out that an object is too large when it is there."""
+
+    def read(self, objects: Objects, message: ReadRegion) -> tuple[ReadItem, ...]:
+        rows = super().read(objects, message)
+        for row, key, target in zip(rows, message.keys, message.targets, strict=True):
+            if row.status is ErrorCode.TOO_LARGE:
+                self._put(target, objects[message.namespace, key].data)
+        return rows
+
+
+class TakesAnything(MemoryRegions):
+    """Believes every checksum in WRITE_REGION."""
+
+    def write(self, objects: Objects, message: WriteRegion) -> bytes:
+        sources = tuple(
+            attrs.evolve(source, checksum=checksum(self._take(source))) for source in message.sources
+        )
+        return super().write(objects, attrs.evolve(message, sources=sources))
+
+
+class TakesAndComplains(MemoryRegions):
+    """Says CORRUPT, rightly, and stores it all the same."""
+
+    def write(self, objects: Objects, message: WriteRegion) -> bytes:
+        for key, source in zip(message.keys, message.sources, strict=True):
+            objects[message.namespace, key] = StoredObject(self._take(source), source.checksum)
+        return super().write(objects, message)
+
+
+def judging(judge: Callable[[MemoryRegions, int, int, int], ErrorCode | None]) -> Callable[[], MemoryGateway]:
+    """A gateway that looks at places in its own way; None: the right way."""
+
+    class Judging(MemoryRegions):
+        def _judge(self, number: int, offset: int, length: int) -> ErrorCode:
+            status = judge(self, number, offset, length)
+            return super()._judge(number, offset, length) if status is None else status
+
+        def _put(self, target: RegionTarget, data: bytes) -> ErrorCode:
+            return super()._put(target, data) if self._is_real(target) else ErrorCode.OK
+
+        def _take(self, source: RegionSource) -> bytes:
+            return super()._take(source) if self._is_real(source) else b"\xee" * source.length
+
+        def _is_real(self, place: RegionTarget | RegionSource) -> bool:
+            return place.region in self.regions and place.offset < 1 << 63
+
+    return with_regions(Judging)
+
+
+def unknown_is_refused(house: MemoryRegions, number: int, offset: int, length: int) -> ErrorCode | None:
+    return None if number in house.regions else ErrorCode.REFUSED
+
+
+def unknown_is_right(house: MemoryRegions, number: int, offset: int, length: int) -> ErrorCode | None:
+    return None if number in house.regions else ErrorCode.OK
+
+
+def in_machine_words(house: MemoryRegions, number: int, offset: int, length: int) -> ErrorCode:
+    is_within = (offset + length) % (1 << 64) <= house.regions[number][1]
+    return ErrorCode.OK if is_within else ErrorCode.REFUSED
+
+
+def within_the_file(house: MemoryRegions, number: int, offset: int, length: int) -> ErrorCode:
+    is_within = offset + length <= os.fstat(house.regions[number][0]).st_size
+    return ErrorCode.OK if is_within else ErrorCode.REFUSED
+
+
+def outside_is_stale(house: MemoryRegions, number: int, offset: int, length: int) -> ErrorCode:
+    is_within = offset + length <= house.regions[number][1]
+    return ErrorCode.OK if is_within else ErrorCode.STALE_EPOCH
+
+
+class AllOrNothing(Session):
+    """Refuses a whole request for one place that is not right."""
+
+    def _reply_to(self, event: RequestReceived) -> Reply:
+        message = event.message
+        if isinstance(message, (ReadRegion, WriteRegion)):
+            places = [
+                (place.region, place.offset, getattr(place, "capacity", getattr(place, "length", 0)))
+                for place in (message.targets if isinstance(message, ReadRegion) else message.sources)
+            ]
+            if any(self.regions._judge(*place) for place in places):
+                kind = ReadRegionReply if isinstance(message, ReadRegion) else StatusReply
+                return kind(status=ErrorCode.REFUSED)
+        return super()._reply_to(event)
+
+
+class MakesItLonger(MemoryRegions):
+    """Writes where the file was cut off."""
+
+    def _put(self, target: RegionTarget, data: bytes) -> ErrorCode:
+        os.pwrite(self.regions[target.region][0], data, target.offset)
+        return ErrorCode.OK
+
+
+class TakesThePageForCorrupt(MemoryRegions):
+    """Blames the checksum where the file was cut off."""
+
+    def write(self, objects: Objects, message: WriteRegion) -> bytes:
+        statuses = super().write(objects, message)
+        return statuses.replace(bytes([ErrorCode.REFUSED]), bytes([ErrorCode.CORRUPT]))
+
+
+class DiesOfIt(Session):
+    """Ends, with everybody, when a file was cut off."""
+
+    def _reply_to(self, event: RequestReceived) -> Reply:
+        reply = super()._reply_to(event)
+        if isinstance(event.message, ReadRegion) and any(
+            os.fstat(fd).st_size < size for fd, size in self.regions.regions.values()
+        ):
+            self.gateway.cut()
+        return reply
+
+
+class AnyFile(MemoryRegions):
+    """Makes a region of whatever comes."""
+
+    def _is_fit(self, fd: int, size_bytes: int) -> bool:
+        return True
+
+
+class AnyKindOfFile(MemoryRegions):
+    """Looks at the size only."""
+
+    def _is_fit(self, fd: int, size_bytes: int) -> bool:
+        return 0 < size_bytes <= os.fstat(fd).st_size
+
+
+class EndsOnRefusals(Session):
+    """Has enough of a client that offers what is no region."""
+
+    async def answer(self, event: RequestReceived) -> None:
+        await super().answer(event)
+        if isinstance(event.message, RegionOpen) and not self.regions.regions:
+            self.transport.abort()
+
+
+class TheLastCounts(MemoryRegions):
+    """Lets a region replace another."""
+
+    def open(self, number: int, size_bytes: int) -> ErrorCode:
+        self.close(number)
+        return super().open(number, size_bytes)
+
+
+class SaysOpened(MemoryRegions):
+    """Says OK to REGION_OPEN of a number in use, and keeps the first."""
+
+    def open(self, number: int, size_bytes: int) -> ErrorCode:
+        super().open(number, size_bytes)
+        return ErrorCode.OK
+
+
+class NeverCloses(MemoryRegions):
+    """Says OK to REGION_CLOSE, and keeps the region."""
+
+    def close(self, number: int) -> ErrorCode:
+        return ErrorCode.OK if number in self.regions else ErrorCode.STALE_EPOCH
+
+    def leave(self) -> None:
+        for number in list(self.regions):
+            super().close(number)
+        super().leave()
+
+
+class AlwaysCloses(MemoryRegions):
+    """Says OK to every REGION_CLOSE."""
+
+    def close(self, number: int) -> ErrorCode:
+        super().close(number)
+        return ErrorCode.OK
+
+
+class ClosesFirst(Session):
+    """Answers REGION_CLOSE at once, and READ_REGION later, into the region as it was."""
+
+    def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
+        super().__init__(gateway, transport)
+        self.regions = NeverCloses()
+        self._delayed: list[RequestReceived] = []
+
+    async def answer(self, event: RequestReceived) -> None:
+        if isinstance(event.message, ReadRegion) and event not in self._delayed:
+            self._delayed.append(event)
+            self.answer_later(event, 0.05)
+        else:
+            await super().answer(event)
+
+
+class Unplugged(Session):
+    """Takes REGION_OPEN without a descriptor, and any number of descriptors with anything."""
+
+    async def greet(self, event: HelloReceived) -> None:
+        await super().greet(event)
+        self.connection._check_descriptors = lambda header: None  # type: ignore[method-assign]
+
+    def _reply_to(self, event: RequestReceived) -> Reply:
+        if isinstance(event.message, RegionOpen) and not self.regions.received:
+            return StatusReply(status=ErrorCode.REFUSED)
+        return super()._reply_to(event)
+
+
+def with_regions(kind: Callable[[], MemoryRegions], name: str = "") -> Callable[[], MemoryGateway]:
+    class Sharing(Session):
+        def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
+            super().__init__(gateway, transport)
+            self.regions = kind()
+
+    make = with_session(Sharing)
+    make.__name__ = name or getattr(kind, "__name__", "")
+    return make
+
+
+def regions_for_everybody() -> MemoryGateway:
+    """One house for all connections, of which none empties it."""
+
+    class OneHouse(NeverCloses):
+        def leave(self) -> None:
+            pass
+
+    house = OneHouse()
+    return with_regions(lambda: house)()
+
+
 # ---------------------------------------------------------------- which clause finds which
 
 
@@ -783,6 +1099,38 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "5.3-lease-holds": [with_book(HoldsNothing)],
     "5.3-lease-ends-with-connection": [with_book(OutlivesConnections)],
     "5.3-lease-runs-out": [with_book(NeverRunsOut)],
+    "5.14-read": [with_regions(kind) for kind in (OneFurther, OneByteMore, OneByteLess, OtherChecksums)],
+    "5.14-write": [with_regions(FromTheBeginning), with_regions(SaysSo)],
+    "5.14-empty": [with_regions(NothingIsRefused), with_regions(SaysSo)],
+    "5.14-not-found": [with_regions(AbsentIsEmpty)],
+    "5.14-too-large": [with_regions(Unsized), with_regions(PutsItAllTheSame)],
+    "5.14-small-frames": [with_session(IgnoresClientLimits)],
+    "5.14-corrupt": [with_regions(TakesAnything), with_regions(TakesAndComplains)],
+    "5.14-unknown-region": [
+        judging(unknown_is_refused),
+        judging(unknown_is_right),
+        with_session(AllOrNothing),
+    ],
+    "5.14-bounds": [
+        judging(in_machine_words),
+        judging(within_the_file),
+        judging(outside_is_stale),
+        with_session(AllOrNothing),
+    ],
+    "5.14-shrunk": [
+        with_regions(MakesItLonger),
+        with_regions(TakesThePageForCorrupt),
+        with_session(DiesOfIt),
+    ],
+    "5.14-open-refused": [
+        with_regions(AnyFile),
+        with_regions(AnyKindOfFile),
+        with_session(EndsOnRefusals),
+    ],
+    "5.14-open-twice": [with_regions(TheLastCounts), with_regions(SaysOpened)],
+    "5.14-close": [with_regions(NeverCloses), with_regions(AlwaysCloses)],
+    "5.14-close-waits": [with_session(ClosesFirst)],
+    "5.14-own": [regions_for_everybody],
     "5.12-credit": [
         with_session(TooMuchCredit, features=Feature.FRAGMENTS | Feature.CREDITS),
         with_session(NoCredit, features=Feature.FRAGMENTS | Feature.CREDITS),
@@ -795,6 +1143,9 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
         "4.4-extension-critical": [with_session(greeting())],
         "4.4-lease-not-agreed": [with_session(AgreesToEverything)],
         "4.4-not-agreed": [with_session(AgreesToEverything)],
+        "5.14-no-descriptor": [with_session(Unplugged)],
+        "5.14-stray-descriptor": [with_session(Unplugged)],
+        "5.14-not-agreed": [with_session(AgreesToEverything)],
         "7.4-requests": [with_session(UnboundedWindow)],
         "7.4-bytes": [with_session(UnboundedWindow)],
         "8-token": [with_session(AnyToken), with_session(LongTokens)],

@@ -16,6 +16,7 @@ from .lookups import LOOKUPS
 from .order import ORDER
 from .peer import ConnectionEnded, Peer
 from .reading import READING
+from .regions import REGIONS
 from .removal import REMOVAL
 from .trial import EVERYTHING, Dial, Trial
 from .writing import WRITING
@@ -23,7 +24,7 @@ from .writing import WRITING
 #: Every clause, in the order of the chapters.
 GATEWAY_CLAUSES: tuple[Clause[Trial], ...] = tuple(
     clause
-    for chapter in (FRAMING, HANDSHAKE, LOOKUPS, READING, WRITING, REMOVAL, ORDER, LEASES, CREDITS)
+    for chapter in (FRAMING, HANDSHAKE, LOOKUPS, READING, WRITING, REMOVAL, ORDER, LEASES, REGIONS, CREDITS)
     for clause in chapter.clauses
 )
 

@@ -21,6 +21,7 @@ from adp_client.protocol.messages import (
     Notice,
     Pong,
     ReadItem,
+    ReadRegionReply,
     ReadReply,
     Reply,
     Request,
@@ -29,7 +30,7 @@ from adp_client.protocol.messages import (
     Write,
     WriteItem,
 )
-from adp_client.transport.base import Transport
+from adp_client.transport.base import Transport, local_transport
 
 from .clause import Broken
 
@@ -52,14 +53,14 @@ class Answer:
     def status(self) -> ErrorCode:
         """Of the request as a whole."""
         last = self.frames[-1]
-        return last.status if isinstance(last, (StatusReply, ExistReply, ReadReply)) else ErrorCode.OK
+        return ErrorCode.OK if isinstance(last, (Welcome, Pong, GoodbyeReply)) else last.status
 
     @property
     def items(self) -> dict[int, ReadItem]:
-        """Of a READ: the last row of each item."""
+        """Of a READ, or a READ_REGION: the last row of each item."""
         rows: dict[int, ReadItem] = {}
         for frame in self.frames:
-            if isinstance(frame, ReadReply):
+            if isinstance(frame, (ReadReply, ReadRegionReply)):
                 rows |= {item.index: item for item in frame.items}
         return rows
 
@@ -138,6 +139,16 @@ class Peer:
         self.awaits = "the gateway to take what was sent"
         try:
             await self.transport.send(parts)
+        except ConnectionError:
+            return
+
+    async def send_with_descriptor(self, data: bytes, descriptor: int) -> None:
+        """`send`, with a descriptor on the first byte; over a transport that carries them."""
+        transport = local_transport(self.transport)
+        assert transport is not None
+        self.awaits = "the gateway to take what was sent with a descriptor"
+        try:
+            await transport.send_with_descriptor(data, descriptor)
         except ConnectionError:
             return
 
