@@ -79,7 +79,7 @@ class Lingering(Session):
     """Says why, and does not close; nor when it is time for other reasons."""
 
     def __init__(self, gateway: MemoryGateway, transport: Transport) -> None:
-        super().__init__(gateway, Unclosable(transport))
+        super().__init__(gateway, UnclosableLocal(transport))
 
 
 class TakesOthersDown(Session):
@@ -121,6 +121,16 @@ class Unclosable:
     async def send(self, parts: Sequence[Part]) -> None:
         await self.inner.send(parts)
 
+    def abort(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class UnclosableLocal(Unclosable):
+    """And descriptors travel along."""
+
     @property
     def carries_descriptors(self) -> bool:
         return local_transport(self.inner) is not None
@@ -131,12 +141,6 @@ class Unclosable:
         inner = local_transport(self.inner)
         assert inner is not None
         return await inner.receive_with_descriptors(buffers, descriptors)
-
-    def abort(self) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
 
 
 class WantsWholeHeaders(Unclosable):

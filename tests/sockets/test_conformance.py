@@ -46,6 +46,24 @@ def test_the_gateway_process_keeps_the_contract(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.timeout(120)
+def test_the_gateway_process_is_at_level_full_on_a_unix_socket(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    with running(tmp_path / "data", listen=(f"unix://{tmp_path}/s",)) as served:
+        (endpoint,) = served.endpoints
+        told = conformance(endpoint, "--level", "full", "--json", str(results), "--timeout", "60")
+        assert told.returncode == 0, told.stdout + told.stderr
+        status, log = served.stop()
+    assert status == 0
+    assert "Traceback" not in log
+    verdicts = {each["id"]: each["verdict"] for each in json.loads(results.read_text())["clauses"]}
+    assert {each for each, verdict in verdicts.items() if verdict == "skip"} == {
+        "4.4-no-fragments",
+        "8-token",
+    }
+    assert sum(each.startswith("5.14-") for each in verdicts) > 15
+
+
 def test_one_clause_without_the_token_is_no_gateway(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN)

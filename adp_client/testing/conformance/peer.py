@@ -3,11 +3,13 @@
 Not `adp_client.Client`, which would repeat, hide and repair what a clause wants to see.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import attrs
 import xxhash
 
+from adp_client.protocol.codec import OPCODES
 from adp_client.protocol.connection import Connection
 from adp_client.protocol.constants import ErrorCode, Role
 from adp_client.protocol.errors import RemoteProtocolError
@@ -132,25 +134,24 @@ class Peer:
         self.awaits = "the answer to HELLO"
         while self.welcome is None:
             await self._event()
+        self.awaits = "nothing"
         return self.welcome
 
     async def send(self, *parts: bytes) -> None:
         """Bytes as they are. A gateway that has closed meanwhile is noticed when it is read from."""
         self.awaits = "the gateway to take what was sent"
-        try:
+        with contextlib.suppress(ConnectionError):
             await self.transport.send(parts)
-        except ConnectionError:
-            return
+        self.awaits = "nothing"
 
     async def send_with_descriptor(self, data: bytes, descriptor: int) -> None:
         """`send`, with a descriptor on the first byte; over a transport that carries them."""
         transport = local_transport(self.transport)
         assert transport is not None
         self.awaits = "the gateway to take what was sent with a descriptor"
-        try:
+        with contextlib.suppress(ConnectionError):
             await transport.send_with_descriptor(data, descriptor)
-        except ConnectionError:
-            return
+        self.awaits = "nothing"
 
     async def ask(self, message: Request, payload: Sequence[bytes] = ()) -> int:
         """A whole request in one frame; returns its id."""
@@ -163,7 +164,7 @@ class Peer:
     ) -> tuple[int, bytes]:
         """The bytes of a right request, or of another frame of one, to be sent by the caller."""
         request_id, raw = self.connection.request(message, request_id=request_id, is_final=is_final)
-        self._names[request_id] = type(message).__name__.upper()
+        self._names[request_id] = OPCODES[type(message)].name
         return request_id, raw
 
     @property
@@ -178,6 +179,7 @@ class Peer:
         while request_id not in self._done:
             self.awaits = f"the reply to {self._names[request_id]}"
             await self._event()
+        self.awaits = "nothing"
         self._done.discard(request_id)
         return self._answers.pop(request_id)
 
