@@ -1,9 +1,10 @@
 """What one connection has to send: the queue behind its one writer task.
 
-Two lanes. Short replies (statuses, EXIST, PONG) need no memory worth counting, as the window bounds how many
-there can be; they go first. Frames with objects, and replies that must not overtake them, go in turn; whoever
-makes them waits while `max_queued_bytes` are queued, so a slow reader makes nothing pile up. A frame owns the
-leases of its objects from `put` on, and releases them when it has been sent or will never be.
+Two lanes. Short replies (statuses, EXIST, PONG) go first. Frames with objects, and replies that must not
+overtake them, go in turn; whoever makes them waits while `max_queued_bytes` are queued. Nobody waits to put a
+short reply, but the session takes no more requests while MAX_REPLY_BYTES of them wait (`wait_taken`). So a
+slow reader makes nothing pile up. A frame owns the leases of its objects from `put` on, and releases them
+when it has been sent or will never be.
 """
 
 from collections import deque
@@ -19,6 +20,11 @@ from adp_client.transport.base import Part
 
 #: Frames go out together up to this size, so that small ones cost less; short replies wait meanwhile.
 TOGETHER_BYTES = 1 << 20
+
+
+#: Replies and heads of frames that may wait for the peer to take them before it is read from no more.
+MAX_REPLY_BYTES = 4 << 20
+FRAME_OVERHEAD_BYTES = 96  # what a queued frame keeps beside its bytes
 
 
 class Releasable(Protocol):
@@ -41,6 +47,11 @@ class Frame:
     owned: Sequence[Releasable] = ()
     reads: Sequence[Releasable] = ()
 
+    @property
+    def head_bytes(self) -> int:
+        """What it keeps in memory itself."""
+        return FRAME_OVERHEAD_BYTES + sum(len(part) for part in self.parts if isinstance(part, bytes))
+
     def release(self) -> None:
         """It has been sent, or never will be."""
         owned, self.owned = self.owned, ()
@@ -57,6 +68,7 @@ class Outbox:
         self._prompt: list[bytes] = []
         self._in_turn: deque[Frame] = deque()
         self._queued_bytes = 0
+        self._reply_bytes = 0  # of short replies and heads, until the peer has taken them
         self._under_way: list[Frame] = []
         self._is_sending = False
         self._is_finishing = False
@@ -78,6 +90,7 @@ class Outbox:
     def put_prompt(self, frame: bytes) -> None:
         """Send this whole frame as soon as the one under way is out."""
         self._prompt.append(frame)
+        self._reply_bytes += len(frame) + FRAME_OVERHEAD_BYTES
         self._wake.set()
 
     def put_in_turn(self, frame: Frame) -> None:
@@ -87,6 +100,7 @@ class Outbox:
             return
         self._in_turn.append(frame)
         self._queued_bytes += frame.payload_bytes
+        self._reply_bytes += frame.head_bytes
         self._wake.set()
 
     async def put(self, frame: Frame) -> None:
@@ -94,9 +108,7 @@ class Outbox:
         try:
             while self._queued_bytes and self._queued_bytes + frame.payload_bytes > self._max_queued_bytes:
                 await self._room.wait()
-            await (
-                anyio.lowlevel.checkpoint()
-            )  # whoever has many frames to put does not keep all others waiting
+            await anyio.lowlevel.checkpoint()  # who has many frames to put keeps nobody else waiting
         except BaseException:
             frame.release()
             raise
@@ -109,9 +121,14 @@ class Outbox:
         """
         if last is not None:
             self._drop()
-            self._prompt.append(last)
+            self.put_prompt(last)
         self._is_finishing = True
         self._wake.set()
+
+    async def wait_taken(self) -> None:
+        """Return when the peer has taken so many of its answers that it may be asked for more requests."""
+        while self._reply_bytes > MAX_REPLY_BYTES:
+            await self._room.wait()
 
     async def wait_empty(self) -> None:
         """Return when everything that was put has been handed to the socket."""
@@ -131,6 +148,7 @@ class Outbox:
                     prompt, self._prompt = self._prompt, []
                     self._is_sending = True
                     await self._send(transport, prompt)
+                    self._made_room(0, sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in prompt))
                 elif self._in_turn:
                     frames = self._next_frames()
                     self._is_sending = True
@@ -158,7 +176,9 @@ class Outbox:
         frames, self._under_way = self._under_way, []
         for frame in frames:
             frame.release()
-        self._made_room(sum(frame.payload_bytes for frame in frames))
+        self._made_room(
+            sum(frame.payload_bytes for frame in frames), sum(frame.head_bytes for frame in frames)
+        )
 
     def _next_frames(self) -> list[Frame]:
         """What goes out in one call: one frame, or several small ones."""
@@ -180,13 +200,15 @@ class Outbox:
         self._release_under_way()
 
     def _drop(self) -> None:
+        self._made_room(0, sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in self._prompt))
         self._prompt.clear()
         while self._in_turn:
             frame = self._in_turn.popleft()
             frame.release()
-            self._made_room(frame.payload_bytes)
+            self._made_room(frame.payload_bytes, frame.head_bytes)
 
-    def _made_room(self, payload_bytes: int) -> None:
+    def _made_room(self, payload_bytes: int, reply_bytes: int) -> None:
         self._queued_bytes -= payload_bytes
+        self._reply_bytes -= reply_bytes
         self._room.set()
         self._room = anyio.Event()

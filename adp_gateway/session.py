@@ -169,6 +169,7 @@ class Session:
         connection = self._connection
         try:
             while True:
+                await self._wait_taken()
                 try:
                     await self._receive_bytes()
                 except OSError as exc:
@@ -193,6 +194,14 @@ class Session:
                     self._deadline.deadline = deadline
         except RemoteProtocolError as exc:
             return exc
+
+    async def _wait_taken(self) -> None:
+        """Take no more requests from a peer that takes none of its answers; its time does not run meanwhile,
+        the one for taking a frame does."""
+        began, deadline = anyio.current_time(), self._deadline.deadline
+        self._deadline.deadline = math.inf
+        await self._outbox.wait_taken()
+        self._deadline.deadline = deadline + anyio.current_time() - began
 
     @property
     def _is_owed_bytes(self) -> bool:
@@ -224,18 +233,22 @@ class Session:
         self._received_bytes += received_bytes
 
     def _give_way(self) -> None:
-        """Somebody waits for memory. If it is kept here for a peer that has fallen silent, let it go.
+        """Somebody waits for memory. If it is kept here for a peer that sends little or nothing, let it go.
 
-        Silence counts from the first time that it was in somebody's way: until then the peer may take its
+        Its bytes count from the first time that it was in somebody's way: until then the peer may take its
         time, as far as `frame_seconds` go.
         """
         if math.isinf(self._deadline.deadline) or not self._writes.is_holding:
             self._stalled = None
             return
-        now = anyio.current_time()
-        if self._stalled is None or self._stalled[0] != self._received_bytes:
+        now, patience = anyio.current_time(), self._shared.patience
+        if self._stalled is None:
             self._stalled = (self._received_bytes, now)
-        elif now - self._stalled[1] >= self._shared.patience.stall_seconds:
+        elif now - self._stalled[1] >= patience.stall_seconds:
+            least_bytes = (now - self._stalled[1]) * patience.trickle_bytes_per_second
+            if self._received_bytes - self._stalled[0] >= least_bytes:
+                self._stalled = (self._received_bytes, now)
+                return
             self._is_in_the_way = True
             self._deadline.deadline = now
 

@@ -21,7 +21,8 @@ class Patience:
     hello_seconds: float = 10.0  # from the connection to the whole HELLO
     frame_seconds: float = 30.0  # from one sign of progress in a frame, or unfinished WRITE, to the next
     memory_seconds: float = 0.5  # for memory; its connection is not read meanwhile
-    stall_seconds: float = 5.0  # without a byte from a peer that holds memory others are waiting for
+    stall_seconds: float = 5.0  # for a peer that holds memory others wait for, and sends less than
+    trickle_bytes_per_second: float = 65536.0  # ... this
     send_seconds: float = 120.0  # for one frame to be taken by the peer
     verify_seconds: float = 10.0  # for looking for the objects that the device fails to deliver
     farewell_seconds: float = 1.0  # for the last frame to leave, and the peer to hang up

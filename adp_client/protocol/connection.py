@@ -24,7 +24,9 @@ from .codec import OPCODES, decode_body, encode_body
 from .constants import (
     HANDSHAKE_BODY_BYTES,
     HEADER_BYTES,
+    MAX_KEY_BYTES,
     MAX_TEXT_BYTES,
+    MIN_BODY_BYTES,
     ErrorCode,
     Feature,
     Flag,
@@ -125,6 +127,7 @@ class Connection:
 
     def accept(self, welcome: Welcome) -> bytes:
         """Gateway: answer HELLO. Features are cut down to what the client offered too."""
+        _check_limits(welcome.limits)
         welcome = _with_features(welcome, welcome.features & self._hello.features)
         raw = self._encode(welcome, Opcode.HELLO, 0, Flag.REPLY)
         self._machine.take(Step.SEND_WELCOME)
@@ -426,6 +429,7 @@ class Connection:
             raise LocalProtocolError("a feature that was not offered")
         if not self._hello.min_version <= message.version <= self._hello.max_version:
             raise LocalProtocolError(f"version {message.version}", ErrorCode.UNSUPPORTED_VERSION)
+        _check_limits(message.limits)
         self._machine.take(Step.RECEIVE_WELCOME)
         self._agree(message)
         return Opened(welcome=message)
@@ -500,6 +504,16 @@ class Connection:
             if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.deadline = None
                 self._events.append(RequestExpired(request_id=request_id))
+
+
+def _check_limits(limits: Limits) -> None:
+    """With less than these no object could be named, written or read (section 4.3)."""
+    least = {"max_body_bytes": MIN_BODY_BYTES, "max_lease_ms": 0}
+    for name, value in attrs.asdict(limits).items():
+        if value < least.get(name, 1):
+            raise LocalProtocolError(f"{name} is {value}, and must be at least {least.get(name, 1)}")
+    if limits.max_key_bytes > MAX_KEY_BYTES:
+        raise LocalProtocolError(f"max_key_bytes is {limits.max_key_bytes}, and at most {MAX_KEY_BYTES}")
 
 
 def _with_features(welcome: Welcome, features: Feature) -> Welcome:

@@ -9,6 +9,7 @@ NAMESPACE_BYTES = 32  # section 2: a SHA-256 fingerprint
 BOOT_ID_BYTES = 16  # section 4.3
 MAX_KEY_BYTES = 128  # section 2: a 64-byte hash, group and shard, and room to grow
 HANDSHAKE_BODY_BYTES = 65536  # section 4.1: the body limit before limits have been exchanged
+MIN_BODY_BYTES = 256  # section 4.3: what a gateway receives has room for a vector of one widest key
 MAX_TEXT_BYTES = 1024  # section 5.11: human-readable reasons are short
 CRITICAL_EXTENSION = 0x8000  # section 4.4: an unknown tag with this bit refuses the handshake
 

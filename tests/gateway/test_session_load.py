@@ -25,6 +25,7 @@ from adp_client.protocol.messages import (
 )
 from adp_client.protocol.state import State
 from adp_gateway.errors import CorruptRecord, DeviceFault, DeviceFull
+from adp_gateway.outbox import FRAME_OVERHEAD_BYTES, MAX_REPLY_BYTES
 from adp_gateway.shared import Patience
 from adp_gateway.store.base import Extent, PutItem, ReadLease
 from adp_gateway.store.memory import MemoryStore
@@ -310,8 +311,28 @@ async def test_a_connection_spends_at_most_half_its_time_waiting_for_memory() ->
 
 
 @on_a_still_clock
-async def test_who_keeps_memory_from_others_and_falls_silent_is_cut() -> None:
+async def test_who_keeps_memory_from_others_for_a_trickle_is_cut() -> None:
+    """A byte now and then is no progress while others are refused their writes."""
     async with house(**STALLERS, patience=Patience(memory_seconds=1, stall_seconds=5)) as home:
+        healthy = await home.connect()
+        peers = await stall(home, 8, object_bytes=240 * KIB)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(2):
+            write = await healthy.ask_write({key_of(2): content(200 * KIB)})
+            await anyio.wait_all_tasks_blocked()
+            jump(1)
+            assert (await healthy.answer(write)).status is OVERLOADED
+            for peer in peers:
+                await peer.transport.send([b"x"])
+            await anyio.wait_all_tasks_blocked()
+            jump(1.5)
+        assert await healthy.write({key_of(2): content(200 * KIB)}) == [OK]
+
+
+@on_a_still_clock
+async def test_who_keeps_memory_from_others_and_falls_silent_is_cut() -> None:
+    patience = Patience(memory_seconds=1, stall_seconds=5, trickle_bytes_per_second=0.1)
+    async with house(**STALLERS, patience=patience) as home:
         healthy = await home.connect()
         silent = await stall(home, 8, object_bytes=240 * KIB)
         slow = silent.pop()
@@ -663,3 +684,30 @@ async def test_a_connection_that_leaves_is_told_no_more_of_its_share() -> None:
         other = await home.connect(hello)
         await other.call(Ping())
         assert [type(notice) for notice in await first.closed()] == [Credit]
+
+
+@pytest.mark.timeout(40)
+async def test_a_peer_that_takes_no_answers_is_asked_for_no_more_requests() -> None:
+    """Its answers wait in memory: so many, and then it is not read from until it has taken some."""
+    limits = Limits(max_requests=1024)
+    async with house(limits=limits) as home:
+        peer = await home.connect(Hello(max_body_bytes=64), buffer_bytes=4 * KIB)
+        keys = tuple(map(key_of, range(4096)))
+        asked: list[int] = []
+
+        async def ask() -> None:
+            while len(asked) < 400:
+                asked.append(await peer.ask(Exist(namespace=NAMESPACE, keys=keys)))
+
+        outbox = home.sessions[0]._outbox
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: outbox._reply_bytes > MAX_REPLY_BYTES)
+            await anyio.wait_all_tasks_blocked()
+            answer_bytes = 4096 // 32 * (96 + FRAME_OVERHEAD_BYTES)
+            assert outbox._reply_bytes <= MAX_REPLY_BYTES + answer_bytes
+            assert len(asked) < 400
+            for number in range(400):
+                await until(lambda number=number: len(asked) > number)
+                assert (await peer.answer(asked[number])).statuses == [NOT_FOUND] * 4096
+        assert outbox._reply_bytes == 0

@@ -386,10 +386,31 @@ def test_limits_hold_on_both_sides(message: Request) -> None:
 
 
 def test_body_limit_of_the_peer() -> None:
-    client, _ = pair(limits=Limits(max_body_bytes=100))
+    client, _ = pair(limits=Limits(max_body_bytes=256))
     with pytest.raises(LocalProtocolError) as caught:
-        client.request(keyed(Exist, 60))
+        client.request(Exist(namespace=NAMESPACE, keys=(b"k" * 100,) * 3))
     assert caught.value.code is ErrorCode.LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"max_body_bytes": 255},
+        {"max_key_bytes": 129},
+        *({f"max_{name}": 0} for name in ("payload_bytes", "items", "key_bytes", "object_bytes")),
+        *({f"max_{name}": 0} for name in ("command_bytes", "requests", "inflight_bytes")),
+    ],
+    ids=str,
+)
+def test_limits_that_nobody_could_live_with(absurd: dict[str, int]) -> None:
+    """Neither side goes on with them: the client would fail in every verb, one way or another."""
+    client, gateway = Connection(Role.CLIENT), Connection(Role.GATEWAY)
+    list(receive(gateway, client.hello(Hello())))
+    welcome = Welcome(boot_id=bytes(16), limits=Limits(**absurd))
+    with pytest.raises(LocalProtocolError, match=next(iter(absurd))):
+        gateway.accept(welcome)
+    with pytest.raises(RemoteProtocolError, match=next(iter(absurd))):
+        list(receive(client, frame(welcome, Opcode.HELLO, 0, Flag.REPLY)))
 
 
 def test_request_limit() -> None:
