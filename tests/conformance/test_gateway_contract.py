@@ -22,7 +22,7 @@ from adp_gateway.store.segments import SegmentStore
 from gateway.waiting import on_a_jumping_clock
 from policy.checkout import ROOT
 
-from .broken_gateways import MUTANTS, TOKEN, Make
+from .broken_gateways import MUTANTS, TOKEN, AbsurdLimits, Make, with_session
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +56,14 @@ class Plain:
 
 def skipped(report: Report) -> set[str]:
     return {result.id for result in report.results if result.verdict is Verdict.SKIPPED}
+
+
+@pytest.mark.parametrize(
+    "absurd", [{"max_items": 0}, {"max_key_bytes": 129}, {"max_body_bytes": 100}], ids=str
+)
+async def test_limits_that_nobody_could_live_with_end_the_trial(absurd: dict[str, int]) -> None:
+    with pytest.raises(NoGateway, match=f"MALFORMED: {next(iter(absurd))}"):
+        await check(with_session(AbsurdLimits, limits=Limits(**absurd))())
 
 
 async def test_regions_are_tried_where_descriptors_travel() -> None:
