@@ -23,7 +23,7 @@ class Patience:
     memory_seconds: float = 0.5  # for memory; its connection is not read meanwhile
     stall_seconds: float = 5.0  # for a peer that holds memory others wait for, and sends less than
     trickle_bytes_per_second: float = 65536.0  # ... this
-    send_seconds: float = 120.0  # for one frame to be taken by the peer
+    send_seconds: float = 25.0  # for one frame to be taken by the peer; a DELETE may wait for that
     verify_seconds: float = 10.0  # for looking for the objects that the device fails to deliver
     farewell_seconds: float = 1.0  # for the last frame to leave, and the peer to hang up
 
