@@ -6,6 +6,7 @@ Every part of a session that handles requests (`reading`, `writing`, the session
 import logging
 from typing import TypeAlias
 
+import anyio
 import attrs
 
 from adp_client.protocol.connection import Connection
@@ -75,7 +76,13 @@ class Answers:
         """What a client is told of `exc`; a bug is logged with its traceback and is nobody else's trouble."""
         self.shared.counters.faults += 1
         if isinstance(exc, StorageError):
-            log.error("%s: %s", self.peer, exc)
+            self._complain(f"storage failed: {type(exc).__name__}", str(exc))
             return _STORAGE_CODES.get(type(exc), ErrorCode.GATEWAY_FAULT)
-        log.exception("%s: a request failed", self.peer, exc_info=exc)
+        self._complain(f"a request failed: {type(exc).__name__}", bug=exc)
         return ErrorCode.GATEWAY_FAULT
+
+    def _complain(self, matter: str, reason: str = "", *, bug: Exception | None = None) -> None:
+        """Clients choose how often they ask for what fails."""
+        self.shared.complaints.tell(
+            log, logging.ERROR, self.peer, matter, reason, now=anyio.current_time(), bug=bug
+        )

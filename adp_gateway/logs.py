@@ -11,6 +11,8 @@ import attrs
 
 LogFormat = Literal["text", "json"]
 
+MOST_SHOWN = 200  # characters of a peer's own text
+
 
 class JsonFormatter(logging.Formatter):
     """`time`, `level`, `logger`, `message`, then the record's `data`, and `exception` if there is one."""
@@ -57,6 +59,35 @@ class Complaints:
         self._told.move_to_end(who)
         where = "from others" if who == ("", "") else "from there"
         return f" (and {unsaid} times more {where} since the last line about it)" if unsaid else ""
+
+    def tell(
+        self,
+        logger: logging.Logger,
+        level: int,
+        peer: str,
+        matter: str,
+        reason: str = "",
+        *,
+        now: float,
+        bug: BaseException | None = None,
+    ) -> None:
+        """Log one line about `peer`, unless it would be one too many; with the traceback of `bug`.
+
+        `matter` is one of a few, whatever the peer does: what it may choose belongs into `reason`.
+        """
+        said = self.about(peer, matter, now=now)
+        if said is not None:
+            reason = f": {reason}" if reason else ""
+            logger.log(level, "%s: %s%s%s", peer, matter, reason, said, exc_info=bug)
+
+
+def shown(text: str) -> str:
+    """Text that a peer may have chosen, as it may stand in a line: 200 characters, no control characters."""
+    cut = text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+    return "".join(
+        letter if letter.isprintable() and letter != "\\" else letter.encode("unicode_escape").decode()
+        for letter in cut
+    )
 
 
 def _address(peer: str) -> str:

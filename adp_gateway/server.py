@@ -29,6 +29,7 @@ from .counters import Counters
 from .credits import Credits
 from .leasing import MAX_LEASE_MS
 from .listeners import Listener, close_all, open_listeners
+from .logs import shown
 from .session import Session
 from .shared import Patience, Shared
 from .store.base import ObjectStore
@@ -113,7 +114,9 @@ class Server:
             except OSError as exc:
                 if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                log.error("cannot accept on %s: %s", listener.endpoint, exc.strerror)
+                self._complain(
+                    logging.ERROR, str(listener.endpoint), "cannot accept", exc.strerror or str(exc)
+                )
                 await anyio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if isinstance(listener.endpoint, UnixEndpoint):
@@ -145,8 +148,8 @@ class Server:
         self._sessions.add(session)
         try:
             await session.run()
-        except Exception:
-            log.exception("%s: the session failed", peer)
+        except Exception as exc:
+            self._complain(logging.ERROR, peer, "the session failed", bug=exc)
         finally:
             self._sessions.discard(session)
             if not self._sessions:
@@ -170,12 +173,11 @@ class Server:
                 return transport
         except OSError as exc:
             self.counters.handshakes_failed += 1
-            said = self._shared.complaints.about(peer, "no TLS", now=anyio.current_time())
-            if said is not None:
-                log.info("%s: no TLS: %s%s", peer, str(exc) or "the client was silent for too long", said)
+            reason = shown(str(exc)) or "the client was silent for too long"
+            self._complain(logging.INFO, peer, "no TLS", reason)
             transport.abort()
-        except Exception:
-            log.exception("%s: the handshake failed", peer)
+        except Exception as exc:
+            self._complain(logging.ERROR, peer, "the handshake failed", bug=exc)
             transport.abort()
         except BaseException:
             sock.close()  # nobody else is inside
@@ -185,9 +187,7 @@ class Server:
 
     def _turn_away(self, sock: socket.socket, peer: str, *, is_secret: bool) -> None:
         self.counters.sessions_turned_away += 1
-        said = self._shared.complaints.about(peer, "turned away", now=anyio.current_time())
-        if said is not None:
-            log.warning("%s: turned away%s", peer, said)
+        self._complain(logging.WARNING, peer, "turned away")
         if self._draining.is_set():
             last = Connection(Role.GATEWAY).error(ErrorCode.SHUTTING_DOWN, "this gateway is going away")
         else:
@@ -200,6 +200,12 @@ class Server:
                 sock.send(last)
             except OSError as exc:
                 log.debug("%s: %s", peer, exc)
+
+    def _complain(
+        self, level: int, peer: str, matter: str, reason: str = "", *, bug: Exception | None = None
+    ) -> None:
+        """A line that a peer can cause, as often as it likes."""
+        self._shared.complaints.tell(log, level, peer, matter, reason, now=anyio.current_time(), bug=bug)
 
     async def _say_goodbye(self) -> None:
         log.info("draining: %d connections", len(self._sessions))

@@ -60,6 +60,7 @@ from .admission import message_bytes
 from .answers import Answers
 from .fences import Era, Fences
 from .leasing import Leases
+from .logs import shown
 from .outbox import Frame, Outbox
 from .reading import Reads
 from .regions import RegionRefused, Regions
@@ -387,7 +388,7 @@ class Session:
         try:
             self._regions.open(request_id, message.region, message.region_bytes)
         except RegionRefused as exc:
-            log.info("%s: region %d refused: %s", self._peer, message.region, exc)
+            self._complain(logging.INFO, "region refused", f"{message.region}: {exc}")
             code = exc.code
         self._answers.prompt(request_id, StatusReply(status=code))
 
@@ -418,7 +419,7 @@ class Session:
             await self._outbox.run(self._transport)
         except (OSError, EOFError) as exc:
             # Perhaps in the middle of a frame, which nobody can finish: only closing is left.
-            log.info("%s: sending failed: %s", self._peer, exc or type(exc).__name__)
+            self._complain(logging.INFO, "sending failed", str(exc) or type(exc).__name__)
             if isinstance(exc, OSError) and exc.errno == errno.EIO:
                 await self._drop_unreadable()
             self._over.cancel()
@@ -441,10 +442,7 @@ class Session:
         """Best effort, and bounded: ERROR, after the frame under way."""
         self._is_at_fault = True
         self._shared.counters.violations[violation.code.name] += 1
-        closed = f"closed: {violation.code.name}"
-        said = self._shared.complaints.about(self._peer, closed, now=anyio.current_time())
-        if said is not None:
-            log.warning("%s: %s: %s%s", self._peer, closed, violation, said)
+        self._complain(logging.WARNING, f"closed: {violation.code.name}", shown(str(violation)))
         self._outbox.finish(self._connection.error(violation.code, str(violation)))
         with anyio.move_on_after(self._shared.patience.farewell_seconds), contextlib.suppress(OSError):
             await self._sent.wait()
@@ -452,6 +450,10 @@ class Session:
             waste = [memoryview(bytearray(65536))]
             while await self._transport.receive_some(waste):
                 pass
+
+    def _complain(self, level: int, matter: str, reason: str) -> None:
+        """A line that the peer can cause, as often as it likes."""
+        self._shared.complaints.tell(log, level, self._peer, matter, reason, now=anyio.current_time())
 
     async def _leave_when_drained(self) -> None:
         """Once told to drain: GOODBYE, then the end when nothing is open and the client has had its say."""

@@ -1,6 +1,10 @@
 """Lines about peers, and how many of them there may be."""
 
-from adp_gateway.logs import Complaints
+import logging
+
+import pytest
+
+from adp_gateway.logs import Complaints, shown
 
 
 def test_one_line_and_then_how_many_more() -> None:
@@ -27,3 +31,25 @@ def test_many_addresses_share_what_is_left() -> None:
     )
     assert complaints.about("tcp://10.0.1.1:1", "closed", now=100) == ""
     assert len(complaints._told) == 1
+
+
+def test_telling_is_limited_and_keeps_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    complaints, logger = Complaints(), logging.getLogger("adp_gateway.tests")
+    for port in range(100):
+        complaints.tell(logger, logging.INFO, f"tcp://10.0.0.1:{port}", "sending failed", str(port), now=0)
+    complaints.tell(logger, logging.ERROR, "tcp://10.0.0.1:7", "failed", now=0, bug=KeyError("bug"))
+    complaints.tell(logger, logging.INFO, "tcp://10.0.0.1:8", "sending failed", "last", now=10)
+    assert caplog.messages == [
+        "tcp://10.0.0.1:0: sending failed: 0",
+        "tcp://10.0.0.1:7: failed",
+        "tcp://10.0.0.1:8: sending failed: last (and 99 times more from there since the last line about it)",
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [False, True, False]
+
+
+def test_a_peer_s_text_is_cut_and_makes_no_line_of_its_own() -> None:
+    assert shown("plain text, gr\u00fc\u00dfe") == "plain text, gr\u00fc\u00dfe"
+    assert shown("a\nb\r\x1b[2J\u2028\\n") == "a\\nb\\r\\x1b[2J\\u2028\\\\n"
+    assert shown("x" * 200) == "x" * 200
+    assert shown("x" * 2000) == "x" * 200 + "..."

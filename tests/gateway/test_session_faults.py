@@ -1,6 +1,7 @@
 """What a bad peer does to its own connection, and to nobody else's."""
 
 import random
+import socket
 import zlib
 
 import anyio
@@ -10,6 +11,7 @@ from adp_client.protocol.connection import Connection
 from adp_client.protocol.constants import ErrorCode, Opcode, Role
 from adp_client.protocol.frames import FrameHeader, encode_header
 from adp_client.protocol.messages import (
+    Check,
     ErrorMessage,
     Exist,
     Extension,
@@ -20,6 +22,9 @@ from adp_client.protocol.messages import (
     Write,
     WriteItem,
 )
+from adp_client.transport import SocketTransport
+from adp_gateway.errors import StorageError
+from adp_gateway.session import Session
 from adp_gateway.shared import Patience
 from adp_gateway.tenants import Door
 
@@ -235,3 +240,45 @@ async def test_a_write_whose_next_frame_never_comes() -> None:
         await peer.transport.send([raw, content(10)])
         await assert_ended(peer, ErrorCode.TIMED_OUT)
         assert 20 <= anyio.current_time() - start < 23
+
+
+class Deaf(SocketTransport):
+    """Its peer takes nothing."""
+
+    async def send(self, parts: object) -> None:
+        raise BrokenPipeError("deaf")
+
+
+async def test_peers_that_take_no_answer_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with house() as home:
+        for port in range(20):
+            ours, theirs = socket.socketpair()
+            with ours:
+                ours.send(Connection(Role.CLIENT).hello(Hello()))
+                await Session(Deaf(theirs), home.shared, peer=f"tcp://10.0.0.1:{port}").run()
+    assert caplog.messages == ["tcp://10.0.0.1:0: sending failed: deaf"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (StorageError("the device is gone"), "peer 0: storage failed: StorageError: the device is gone"),
+        (KeyError("bug"), "peer 0: a request failed: KeyError"),
+    ],
+)
+async def test_requests_that_fail_do_not_fill_the_log(
+    failure: Exception, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> bytes:
+        raise failure
+
+    async with house() as home:
+        peer = await home.connect()
+        monkeypatch.setattr(home.store, "check_many", fail)
+        for _ in range(20):
+            answer = await peer.call(Check(namespace=NAMESPACE, keys=(key_of(1),)))
+            assert answer.status is ErrorCode.GATEWAY_FAULT
+        assert home.shared.counters.faults == 20
+    assert caplog.messages == [line]
+    assert (caplog.records[0].exc_info is not None) == isinstance(failure, KeyError)

@@ -520,3 +520,15 @@ async def test_a_delete_waits_for_a_read_into_a_region(tmp_path) -> None:
             assert (await other.answer(delete)).statuses == [OK]
             assert [row.status for row in rows(await peer.answer(read))] == [OK]
             assert os.pread(fd, 100_000, 0) == content(100_000)
+
+
+async def test_refused_regions_do_not_fill_the_log(tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    async with sharing(tmp_path) as home:
+        peer = await home.connect(SHARING)
+        with memory_file(10) as fd:
+            for number in range(20):
+                assert await open_region(peer, number, 11, fd) is REFUSED
+    assert [line for line in caplog.messages if "region" in line] == [
+        "peer 0: region refused: 0: 11 bytes of a file of 10"
+    ]
