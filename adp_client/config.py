@@ -1,10 +1,15 @@
-"""How a client is set up. Frozen, checked at construction; `structuring.structure` makes it from data."""
+"""How a client is set up. Frozen, checked at construction; `structuring.structure` makes it from data.
 
+Either way, a value that cannot be used is a ConfigError: by hand the first, of data all of them at once.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 from attrs import validators
 
+from .protocol.errors import ConfigError
 from .transport.endpoints import TLSEndpoint, parse_endpoint
 from .transport.trust import TLSConfig as TLSConfig
 
@@ -17,11 +22,33 @@ MAX_TOKEN_BYTES = 32 << 10  # it must fit into the handshake, whose body has at 
 
 def _number(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     if type(value) not in (int, float):
-        raise TypeError(f"{attribute.name} must be a number, not {value!r}")
+        raise ConfigError((f"{attribute.name} must be a number, not {value!r}",))
+
+
+def _within(*bounds: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """A number within `bounds`, which are validators of attrs, but with a ConfigError."""
+
+    def check(instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+        _number(instance, attribute, value)
+        try:
+            for bound in bounds:
+                bound(instance, attribute, value)
+        except ValueError as exc:
+            raise ConfigError((str(exc).replace(f"'{attribute.name}'", attribute.name, 1),)) from None
+
+    return check
+
+
+def _is_a(kind: type, name: str) -> Callable[[Any, Any, Any], None]:
+    def check(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+        if not isinstance(value, kind):
+            raise ConfigError((f"{attribute.name} must be {name}, not {type(value).__name__}",))
+
+    return check
 
 
 def _positive(default: float) -> Any:
-    return attrs.field(default=default, validator=[_number, validators.gt(0), validators.le(86400)])
+    return attrs.field(default=default, validator=_within(validators.gt(0), validators.le(86400)))
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +79,9 @@ class BackoffConfig:
     """
 
     initial_seconds: float = _positive(0.05)
-    factor: float = attrs.field(default=2.0, validator=[_number, validators.ge(1), validators.le(100)])
+    factor: float = attrs.field(default=2.0, validator=_within(validators.ge(1), validators.le(100)))
     cap_seconds: float = _positive(5.0)
-    jitter: float = attrs.field(default=1.0, validator=[_number, validators.ge(0), validators.le(1)])
+    jitter: float = attrs.field(default=1.0, validator=_within(validators.ge(0), validators.le(1)))
 
     def problems(self) -> list[str]:
         """What is wrong between fields."""
@@ -64,22 +91,29 @@ class BackoffConfig:
 
     def __attrs_post_init__(self) -> None:
         if problems := self.problems():
-            raise ValueError("; ".join(problems))
+            raise ConfigError(tuple(problems))
 
 
 def _endpoint(_instance: object, _attribute: object, value: Any) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"endpoint must be text, not {value!r}")
-    parse_endpoint(value)
+        raise ConfigError((f"endpoint must be text, not {value!r}",))
+    try:
+        parse_endpoint(value)
+    except ValueError as exc:
+        raise ConfigError((str(exc),)) from None
 
 
 def _token(_instance: object, _attribute: object, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise TypeError(f"token must be text or None, not {type(value).__name__}")  # it may be a secret
-    if len(value.encode()) > MAX_TOKEN_BYTES:
-        raise ValueError(f"token must have at most {MAX_TOKEN_BYTES} bytes")
+        raise ConfigError((f"token must be text or None, not {type(value).__name__}",))  # it may be a secret
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(("token must be text that can be sent as UTF-8",)) from None
+    if size_bytes > MAX_TOKEN_BYTES:
+        raise ConfigError((f"token must have at most {MAX_TOKEN_BYTES} bytes",))
 
 
 @attrs.frozen(kw_only=True)
@@ -92,14 +126,14 @@ class ClientConfig:
     token: str | None = attrs.field(default=None, repr=False, validator=_token)
     #: For `tls://`. None: the authorities that the system trusts, and no certificate of the client's own.
     tls: TLSConfig | None = attrs.field(
-        default=None, validator=validators.optional(validators.instance_of(TLSConfig))
+        default=None, validator=validators.optional(_is_a(TLSConfig, "a TLSConfig or None"))
     )
-    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=validators.instance_of(Timeouts))
+    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_is_a(Timeouts, "a Timeouts"))
     backoff: BackoffConfig = attrs.field(
-        factory=BackoffConfig, validator=validators.instance_of(BackoffConfig)
+        factory=BackoffConfig, validator=_is_a(BackoffConfig, "a BackoffConfig")
     )
     #: Check the XXH3-64 of every object that was read. A mismatch is a CORRUPT item, never bytes.
-    verify_payloads: bool = attrs.field(default=True, validator=validators.instance_of(bool))
+    verify_payloads: bool = attrs.field(default=True, validator=_is_a(bool, "True or False"))
 
     def problems(self) -> list[str]:
         """What is wrong between fields."""

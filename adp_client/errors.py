@@ -1,7 +1,7 @@
 """Every error that a user of the client can see, in one place (`adp_client.protocol.errors` defines them).
 
 ADPError
-  ConfigError(ValueError)     configuration that cannot be used; `.problems`
+  ConfigError(ValueError)     configuration that cannot be used, made by hand or of data; `.problems`
   LocalProtocolError          you asked for something that the spec forbids; nothing was sent
   RemoteProtocolError         the gateway broke the spec (the link reopens; seen as a cause)
   LinkError

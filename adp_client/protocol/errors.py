@@ -11,7 +11,8 @@ class ADPError(Exception):
 
 
 class ConfigError(ADPError, ValueError):
-    """Configuration that cannot be used. `problems` names all of them at once, each as `"text @ $.path"`."""
+    """Configuration that cannot be used. `problems` are sentences: for configuration that came as data all of
+    them at once, each as `"text @ $.path"`; for one made by hand the first, without a path."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))

@@ -5,9 +5,11 @@ Verification cannot be switched off. A certificate that signed itself is trusted
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import attrs
-from attrs import validators
+
+from adp_client.protocol.errors import ConfigError
 
 
 class TLSFailure(ConnectionError):
@@ -21,12 +23,17 @@ class TLSFailure(ConnectionError):
         self.is_lasting = is_lasting
 
 
-_file = validators.optional(validators.min_len(1))
+def _file(_instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError((f"{attribute.name} must be the path of a file, as text, not {value!r}",))
 
 
-def _server_name(_instance: object, _attribute: object, value: str | None) -> None:
-    if value is not None and (not value.isascii() or not value.strip(".") or value.startswith(".")):
-        raise ValueError(f"{value!r} is not the name of a host")
+def _server_name(_instance: object, _attribute: object, value: Any) -> None:
+    if value is None:
+        return
+    is_text = isinstance(value, str)
+    if not is_text or not value.isascii() or not value.strip(".") or value.startswith("."):
+        raise ConfigError((f"{value!r} is not the name of a host",))
 
 
 @attrs.frozen(kw_only=True)
