@@ -208,8 +208,8 @@ class Client:
         cancellation included, leaves no lease behind.
         """
         namespace, keys = check_namespace(namespace), check_keys(keys)
-        if lease_seconds is not None and not 0 < lease_seconds < math.inf:
-            raise LocalProtocolError(f"a lease of {lease_seconds} seconds")
+        if lease_seconds is not None:
+            _check_lease(lease_seconds)
         with await self._begin(self.config.timeouts.exist_seconds) as call:
             if lease_seconds is None:
                 return ExistResult(statuses=await self._fragmenting.exist(namespace, keys, call))
@@ -439,3 +439,10 @@ def _same_count(keys: Sequence[bytes], memory: Sequence[object]) -> None:
         raise LocalProtocolError(f"memory is given as a list of buffers, not as {type(memory).__name__}")
     if len(keys) != len(memory):
         raise LocalProtocolError(f"{len(keys)} keys and {len(memory)} buffers")
+
+
+def _check_lease(seconds: object) -> None:
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+        raise LocalProtocolError(f"a lease is a number of seconds, not {type(seconds).__name__}: {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise LocalProtocolError(f"a lease of {seconds} seconds")

@@ -140,6 +140,11 @@ class RegionSlice:
 
     def __attrs_post_init__(self) -> None:
         self.region.check_usable()
+        for name, value in (("offset", self.offset), ("length", self.length)):
+            if not hasattr(value, "__index__"):
+                raise LocalProtocolError(
+                    f"the {name} of a slice is a whole number of bytes, not {type(value).__name__}: {value!r}"
+                )
         if self.offset < 0 or self.length < 0 or self.offset + self.length > self.region.size_bytes:
             raise LocalProtocolError(
                 f"{self.length} bytes at {self.offset} of a region of {self.region.size_bytes}"

@@ -118,6 +118,15 @@ async def test_what_is_no_time_for_a_lease(seconds):
             await client.exist(NAMESPACE, KEYS, lease_seconds=seconds)
 
 
+@pytest.mark.parametrize("seconds", ["5", b"5", True, [5]])
+async def test_a_lease_is_a_number_of_seconds(seconds):
+    words = f"a lease is a number of seconds, not {type(seconds).__name__}: {seconds!r}"
+    async with connected(stocked()) as (client, _):
+        with pytest.raises(LocalProtocolError) as caught:
+            await client.exist(NAMESPACE, KEYS, lease_seconds=seconds)
+    assert str(caught.value) == words
+
+
 async def test_the_time_is_cut_to_what_the_gateway_grants():
     async with connected(stocked(limits=Limits(max_lease_ms=1500))) as (client, gateway):
         assert (await lease_on(client, *KEYS, seconds=1e9)).granted_seconds == 1.5

@@ -98,6 +98,20 @@ def test_a_region_is_memory_with_bounds():
     assert (descriptors(), shared_mappings()) == before
 
 
+@pytest.mark.parametrize(
+    ("offset", "length", "words"),
+    [
+        (0.5, 10, "the offset of a slice is a whole number of bytes, not float: 0.5"),
+        (0, "10", "the length of a slice is a whole number of bytes, not str: '10'"),
+        (None, 1, "the offset of a slice is a whole number of bytes, not NoneType: None"),
+    ],
+)
+def test_a_slice_is_of_whole_bytes(offset, length, words):
+    with SharedRegion.create(4096) as region, pytest.raises(LocalProtocolError) as caught:
+        region.slice(offset, length)
+    assert str(caught.value) == words
+
+
 def test_what_cannot_be_a_region():
     before = descriptors()
     for size in (0, -1):
