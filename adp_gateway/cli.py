@@ -297,7 +297,7 @@ def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
         reason: BaseException = group
         while isinstance(reason, BaseExceptionGroup):
             reason = reason.exceptions[0]
-        log.error("%s", reason)
+        log.error("%s", re.sub(r"^\[Errno -?\d+\] ", "", str(reason)))
     return EXIT_FAILURE
 
 

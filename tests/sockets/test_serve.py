@@ -201,7 +201,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if "ERROR" in line]
-    assert f"cannot listen on {endpoint}: Address already in use" in line
+    assert line.endswith(f" ERROR cannot listen on {endpoint}: Address already in use")
     assert "Traceback" not in done.stderr
 
 
