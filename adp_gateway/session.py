@@ -34,12 +34,14 @@ from adp_client.protocol.messages import (
     Check,
     Credit,
     Delete,
+    ErrorMessage,
     Exist,
     ExistReply,
     Fence,
     Goodbye,
     GoodbyeReply,
     Hello,
+    Notice,
     Ping,
     Pong,
     Read,
@@ -185,7 +187,7 @@ class Session:
                     if isinstance(event, PeerClosed):
                         return None
                     if isinstance(event, NoticeReceived):
-                        log.info("%s: the client ended the connection: %s", self._peer, event.notice)
+                        self._note_end(event.notice)
                         return None
                     await self._take(event, requests)
                     has_progressed = True
@@ -450,6 +452,12 @@ class Session:
             waste = [memoryview(bytearray(65536))]
             while await self._transport.receive_some(waste):
                 pass
+
+    def _note_end(self, notice: Notice) -> None:
+        """The client has said why it closes the connection."""
+        assert isinstance(notice, ErrorMessage), f"not a notice of a client: {notice}"
+        matter = f"the client ended the connection: {notice.code.name}"
+        self._complain(logging.INFO, matter, shown(notice.text))
 
     def _complain(self, level: int, matter: str, reason: str) -> None:
         """A line that the peer can cause, as often as it likes."""

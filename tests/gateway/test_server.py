@@ -155,13 +155,34 @@ async def test_every_unix_peer_has_a_number_of_its_own(
 ) -> None:
     """Also when the system gives the second connection the descriptor of the first."""
     async with serving(tmp_path) as (server, endpoint):
-        for notice in ("first", "second"):
+        for code in (ErrorCode.MALFORMED, ErrorCode.BAD_CHECKSUM):
             peer = await dial(endpoint)
             with caplog.at_level("INFO"):
-                await peer.transport.send([peer.connection.error(ErrorCode.MALFORMED, notice)])
+                await peer.transport.send([peer.connection.error(code, "why")])
                 await until(lambda: server.counters.sessions == 0)
             await peer.transport.aclose()
     assert [word for word in caplog.text.split() if word.startswith("unix:")] == [
         f"{endpoint}#1:",
         f"{endpoint}#2:",
+    ]
+
+
+@pytest.mark.parametrize("is_greeted", [False, True])
+async def test_no_client_fills_the_log_by_saying_why_it_leaves(
+    is_greeted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before and after HELLO, and without a token: one line, and no more of the text than 200 characters."""
+    caplog.set_level("INFO")
+    text = "two\nlines" + "x" * 1900
+    async with serving(tmp_path) as (server, endpoint):
+        for _ in range(20):
+            peer = Peer(await connect(endpoint))
+            if is_greeted:
+                await peer.open()
+            await peer.transport.send([peer.connection.error(ErrorCode.MALFORMED, text)])
+            await peer.closed()
+            await peer.transport.aclose()
+        await until(lambda: server.counters.sessions_opened == 20 and server.counters.sessions == 0)
+    assert [line for line in caplog.messages if line.startswith("unix:")] == [
+        f"{endpoint}#1: the client ended the connection: MALFORMED: two\\nlines{'x' * 191}..."
     ]
