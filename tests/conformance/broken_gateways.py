@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import anyio
@@ -21,6 +21,7 @@ from adp_client.protocol.messages import (
     Delete,
     Exist,
     ExistReply,
+    Fence,
     Goodbye,
     Limits,
     Pong,
@@ -31,6 +32,7 @@ from adp_client.protocol.messages import (
     RegionOpen,
     RegionSource,
     RegionTarget,
+    Release,
     Reply,
     StatusReply,
     Welcome,
@@ -456,6 +458,24 @@ class Trusting(Session):
         return super()._store(request_id, namespace)
 
 
+class TrustsLarge(Session):
+    """Believes the checksums of large objects."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        self._open_writes[request_id] = [
+            (key, data, checksum(data) if len(data) > 65536 else wanted)
+            for key, data, wanted in self._open_writes[request_id]
+        ]
+        return super()._store(request_id, namespace)
+
+
+class DropsComplaints(Session):
+    """Says OK of what it did not store."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        return bytes(len(super()._store(request_id, namespace)))
+
+
 class StoresAndComplains(Session):
     """Says CORRUPT, rightly, and stores it all the same."""
 
@@ -690,6 +710,97 @@ class NeverRunsOut(LeaseBook):
 
     def grant(self, owner: object, subjects: Any, seconds: float) -> int:
         return super().grant(owner, subjects, seconds + 1e6)
+
+
+class OnTheFirst(LeaseBook):
+    """A lease is on the first object that was found."""
+
+    def grant(self, owner: object, subjects: Iterable[tuple[bytes, bytes]], seconds: float) -> int:
+        return super().grant(owner, list(subjects)[:1], seconds)
+
+
+class OnAllButTheLast(LeaseBook):
+    """A lease is on all objects that were found, but for the last of many."""
+
+    def grant(self, owner: object, subjects: Iterable[tuple[bytes, bytes]], seconds: float) -> int:
+        found = list(subjects)
+        return super().grant(owner, found[:-1] or found, seconds)
+
+
+class LeasesTheDeleted(LeaseBook):
+    """Grants leases on what a DELETE waits for."""
+
+    def is_claimed(self, subject: tuple[bytes, bytes]) -> bool:
+        return False
+
+
+class LeasesAnyKey(Session):
+    """A lease is on what was asked for, whatever is said of it."""
+
+    def _look_up(self, message: Exist) -> ExistReply:
+        reply = super()._look_up(message)
+        if reply.lease_id:
+            subjects = [(message.namespace, key) for key in message.keys]
+            self.gateway.leases.grant(self, subjects, reply.lease_ms / 1000)
+        return reply
+
+
+class HidesTheDeleted(Session):
+    """What a DELETE waits for is there for nobody."""
+
+    def _look_up(self, message: Exist) -> ExistReply:
+        reply = super()._look_up(message)
+        statuses = bytearray(reply.statuses)
+        for at, key in enumerate(message.keys):
+            if self.gateway.leases.is_claimed((message.namespace, key)):
+                statuses[at] = ErrorCode.NOT_FOUND
+        return attrs.evolve(reply, statuses=bytes(statuses))
+
+
+class LeasedIsReadOnly(Session):
+    """Takes a lease for a lock."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        rows = self._open_writes[request_id]
+        if any(self.gateway.leases.is_held((namespace, key)) for key, _, _ in rows):
+            return bytes([ErrorCode.REFUSED] * len(self._open_writes.pop(request_id)))
+        return super()._store(request_id, namespace)
+
+
+class LeasedStays(Session):
+    """Says OK to WRITE of a leased key, and keeps the object."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        before = {
+            name: stored for name, stored in self.gateway.objects.items() if self.gateway.leases.is_held(name)
+        }
+        statuses = super()._store(request_id, namespace)
+        self.gateway.objects.update(before)
+        return statuses
+
+
+class WriteEndsLeases(Session):
+    """A lease is on the object and not on the key."""
+
+    def _store(self, request_id: int, namespace: bytes) -> bytes:
+        keys = {key for key, _, _ in self._open_writes[request_id]}
+        book = self.gateway.leases
+        for lease_id, lease in list(book._leases.items()):
+            if any((namespace, key) in lease.subjects for key in keys):
+                book._leases[lease_id] = attrs.evolve(lease, subjects=frozenset())
+        return super()._store(request_id, namespace)
+
+
+class ReleasesInTurn(Session):
+    """RELEASE waits behind a FENCE like everything else."""
+
+    def _next_request(self) -> RequestReceived | None:
+        event = super()._next_request()
+        waits = event is not None and isinstance(event.message, Release)
+        if waits and any(isinstance(each.message, Fence) for each in self._asked):
+            self._asked.append(event)  # type: ignore[arg-type]
+            return None
+        return event
 
 
 def with_book(book: type[LeaseBook]) -> Callable[[], MemoryGateway]:
@@ -1057,6 +1168,11 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "5.1-narrow-and-wide-keys": [
         folding(lambda namespace, key: (namespace, key[:0] if len(key) > 64 else key))
     ],
+    "5.1-whole-keys": [
+        folding(lambda namespace, key: (namespace, key[:127])),
+        folding(lambda namespace, key: (namespace, key[-127:])),
+        folding(lambda namespace, key: (namespace, key[:64])),
+    ],
     "5.1-opaque-keys": [
         folding(lambda namespace, key: (namespace, key.lower())),
         folding(lambda namespace, key: (namespace, key.rstrip(b"\0"))),
@@ -1081,6 +1197,11 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "5.5-overwrite": [with_session(KeepsTails)],
     "5.5-corrupt": [with_session(Trusting), with_session(StoresAndComplains)],
     "5.5-corrupt-over-another": [with_session(StoresAndComplains)],
+    "5.5-corrupt-large": [
+        with_session(TrustsLarge),
+        with_session(DropsComplaints),
+        with_session(StoresAndComplains),
+    ],
     "5.5-frames": [with_session(LosesContinuations)],
     "5.5-invisible": [with_session(Eager)],
     "5.5-old-until-complete": [with_session(Eager), with_session(ClearsFirst)],
@@ -1103,6 +1224,18 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "5.12-release": [with_book(OneForAll), with_book(ReleasesAnything)],
     "5.12-release-foreign": [with_book(ForAnybody), with_book(ReleasesAnything)],
     "5.3-lease-holds": [with_book(HoldsNothing)],
+    "5.3-lease-covers-all": [with_book(OnTheFirst), with_book(OnAllButTheLast)],
+    "5.3-lease-write": [
+        with_session(LeasedIsReadOnly),
+        with_session(LeasedStays),
+        with_session(WriteEndsLeases),
+    ],
+    "5.3-lease-not-while-deleted": [
+        with_book(LeasesTheDeleted),
+        with_session(LeasesAnyKey),
+        with_session(HidesTheDeleted),
+    ],
+    "5.12-release-at-once": [with_session(ReleasesInTurn)],
     "5.3-lease-ends-with-connection": [with_book(OutlivesConnections)],
     "5.3-lease-runs-out": [with_book(NeverRunsOut)],
     "5.14-read": [with_regions(kind) for kind in (OneFurther, OneByteMore, OneByteLess, OtherChecksums)],

@@ -1,9 +1,10 @@
 """Sections 5.3 and 5.12, feature LEASES: what EXIST called OK under a lease stays until the lease ends."""
 
+import anyio
 import attrs
 
 from adp_client.protocol.constants import ErrorCode, Feature
-from adp_client.protocol.messages import Delete, Exist, ExistReply, Release
+from adp_client.protocol.messages import Delete, Exist, ExistReply, Fence, Release
 
 from .clause import Broken, Chapter, Level, expect
 from .peer import Peer
@@ -13,6 +14,7 @@ LEASES: Chapter[Trial] = Chapter()
 
 OK, NOT_FOUND, STALE_EPOCH = ErrorCode.OK, ErrorCode.NOT_FOUND, ErrorCode.STALE_EPOCH
 _ASKED_MS = 30_000
+_POLL_SECONDS = 0.005
 
 
 @attrs.frozen
@@ -100,6 +102,76 @@ async def lease_holds(trial: Trial) -> None:
     expect("RELEASE", [OK], await _release(holder, granted.id))
     expect("DELETE after the lease", [OK], (await other.answer(delete_id)).statuses)
     expect("EXIST after the DELETE", [NOT_FOUND], await trial.exist(holder, [key]))
+
+
+@LEASES.clause("5.3-lease-covers-all", level=Level.FULL, needs=Feature.LEASES)
+async def lease_covers_all(trial: Trial) -> None:
+    """A lease is on everything that its EXIST called OK, and not only on the first of it."""
+    keys = trial.keys(min(10, trial.limits.max_items, trial.limits.max_requests))
+    holder, other = await _connect(trial), await _connect(trial)
+    await trial.store(holder, [(key, content(100, number)) for number, key in enumerate(keys)])
+    granted = await _lease(trial, holder, *keys)
+    expect("EXIST with a lease", [OK] * len(keys), granted.statuses)
+    delete_ids = [await other.ask(Delete(namespace=trial.namespace, keys=(key,))) for key in keys]
+    await trial.expect_silence(other, delete_ids[-1], f"to DELETE of the last of {len(keys)} leased objects")
+    early = [number for number, delete_id in enumerate(delete_ids) if other.is_answered(delete_id)]
+    expect(f"which of {len(keys)} leased objects a DELETE was answered for", [], early)
+    expect("RELEASE", [OK], await _release(holder, granted.id))
+    for delete_id in delete_ids:
+        expect("DELETE after the lease", [OK], (await other.answer(delete_id)).statuses)
+
+
+@LEASES.clause("5.3-lease-write", level=Level.FULL, needs=Feature.LEASES)
+async def lease_write(trial: Trial) -> None:
+    """A WRITE of a leased key is taken and replaces the object; the lease goes on."""
+    (key,) = trial.keys(1)
+    holder, other = await _connect(trial), await _connect(trial)
+    await trial.store(holder, [(key, content(100))])
+    granted = await _lease(trial, holder, key)
+    for number, (who, peer) in enumerate((("another connection", other), ("its holder", holder)), 1):
+        new = content(100 + number, number)
+        expect(f"WRITE of a leased key by {who}", [OK], await trial.write(peer, [(key, new)]))
+        expect(f"READ after a WRITE by {who}", [new], await trial.read(holder, [key], capacity=1000))
+    delete_id = await other.ask(Delete(namespace=trial.namespace, keys=(key,)))
+    await trial.expect_silence(other, delete_id, "to DELETE of an object that was written under a lease")
+    expect("RELEASE", [OK], await _release(holder, granted.id))
+    expect("DELETE after the lease", [OK], (await other.answer(delete_id)).statuses)
+
+
+@LEASES.clause("5.3-lease-not-while-deleted", level=Level.FULL, needs=Feature.LEASES)
+async def lease_not_while_deleted(trial: Trial) -> None:
+    """What a DELETE waits for is NOT_FOUND for an EXIST that asks for a lease, and is not in that lease."""
+    claimed, free = trial.keys(2)
+    holder, deleter, late = [await _connect(trial) for _ in range(3)]
+    await trial.store(holder, [(claimed, content(100)), (free, content(100))])
+    granted = await _lease(trial, holder, claimed)
+    delete_id = await deleter.ask(Delete(namespace=trial.namespace, keys=(claimed,)))
+    # Nothing says when the DELETE has come; a lease that was granted before that is given back.
+    while (second := await _lease(trial, late, claimed, free)).statuses != [NOT_FOUND, OK]:
+        expect("EXIST with a lease", [OK, OK], second.statuses)
+        expect("RELEASE", [OK], await _release(late, second.id))
+        late.awaits = "NOT_FOUND from an EXIST with a lease, of an object whose DELETE waits"
+        await anyio.sleep(_POLL_SECONDS)
+    expect("EXIST without a lease", [OK], await trial.exist(late, [claimed]))
+    expect("RELEASE", [OK], await _release(holder, granted.id))
+    expect("DELETE beside a later lease", [OK], (await deleter.answer(delete_id)).statuses)
+    expect("RELEASE of the later lease", [OK], await _release(late, second.id))
+
+
+@LEASES.clause("5.12-release-at-once", level=Level.FULL, needs=Feature.LEASES)
+async def release_at_once(trial: Trial) -> None:
+    """RELEASE is answered at once, also behind a FENCE that waits for a DELETE that waits for that lease."""
+    trial.need(trial.limits.max_requests >= 3, "the window takes fewer than three requests")
+    (key,) = trial.keys(1)
+    holder = await _connect(trial)
+    await trial.store(holder, [(key, content(100))])
+    granted = await _lease(trial, holder, key)
+    delete_id = await holder.ask(Delete(namespace=trial.namespace, keys=(key,)))
+    fence_id = await holder.ask(Fence())
+    await trial.expect_silence(holder, fence_id, "to FENCE while a DELETE before it waits for a lease")
+    expect("RELEASE behind a FENCE that waits", [OK], await _release(holder, granted.id))
+    expect("DELETE after its own lease", [OK], (await holder.answer(delete_id)).statuses)
+    await holder.answer(fence_id)
 
 
 @LEASES.clause("5.3-lease-ends-with-connection", level=Level.FULL, needs=Feature.LEASES)

@@ -69,6 +69,23 @@ async def narrow_and_wide_keys(trial: Trial) -> None:
         await trial.expect_objects(peer, objects)
 
 
+@LOOKUPS.clause("5.1-whole-keys")
+async def whole_keys(trial: Trial) -> None:
+    """A key counts to its last byte: of `max key bytes`, two that differ in one byte are two objects."""
+    width = trial.limits.max_key_bytes
+    first, last = b"k" * (width - 1) + b"1", b"k" * (width - 1) + b"2"
+    never = b"K" + first[1:]
+    peer = await trial.connect()
+    await trial.store(peer, [(first, content(100, 1))])
+    expect("EXIST of keys that differ in one byte", [OK, NOT_FOUND], await trial.exist(peer, [first, last]))
+    await trial.store(peer, [(last, content(100, 2))])
+    await trial.expect_objects(peer, [(first, content(100, 1)), (last, content(100, 2))])
+    if width > 1:
+        await trial.expect_objects(peer, [(never, None)])
+    expect("DELETE of one of two", [OK], await trial.delete(peer, [first]))
+    await trial.expect_objects(peer, [(first, None), (last, content(100, 2))])
+
+
 @LOOKUPS.clause("5.1-opaque-keys")
 async def opaque_keys(trial: Trial) -> None:
     """Keys are opaque bytes: zeros, slashes, dots and what is no text name different objects."""

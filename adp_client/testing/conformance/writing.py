@@ -58,6 +58,30 @@ async def corrupt_over_another(trial: Trial) -> None:
         expect("READ of the object that was there", before, found)
 
 
+@WRITING.clause("5.5-corrupt-large")
+async def corrupt_large(trial: Trial) -> None:
+    """A large object is compared with its checksum as well, to the last byte: CORRUPT, and nothing stored."""
+    (key,) = trial.keys(1)
+    data = content(min(1 << 20, trial.largest_bytes))
+    peer = await trial.connect()
+    cut = trial.frames_of([(key, data)], trial.limits.max_payload_bytes)
+    request_id: int | None = None
+    for number, part in enumerate(cut, 1):
+        request_id, raw = peer.say(part.message, request_id=request_id, is_final=number == len(cut))
+        *before, end = part.parts
+        if number == len(cut):
+            end = end[:-1] + bytes([end[-1] ^ 1])
+        await peer.send(raw, *before, end)
+    assert request_id is not None
+    expect(
+        f"WRITE of {len(data)} bytes, the last of them wrong",
+        [CORRUPT],
+        (await peer.answer(request_id)).statuses,
+    )
+    expect("EXIST afterwards", [NOT_FOUND], await trial.exist(peer, [key]))
+    await trial.expect_objects(peer, [(key, None)])
+
+
 @WRITING.clause("5.5-frames")
 async def frames(trial: Trial) -> None:
     """A WRITE may span frames, and an object too; the continuation of an object is not an item of its own."""
