@@ -1,9 +1,11 @@
 """The client contract: the project's client and another one keep it, and every clause of it can fail."""
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import anyio
 import pytest
 
 from adp_client.testing import check_client_contract
@@ -64,6 +66,52 @@ async def test_every_clause_finds_a_client_that_breaks_it(clause: str, fault: st
     report = await check_client_contract(running(fault), only=[clause], seconds=5)
     (result,) = report.results
     assert result.verdict is Verdict.FAILED, result
+    assert re.search(r"expected .+ got .+", result.sentence), result.sentence
+
+
+class Statusless:
+    """An adapter that returns what no verb returns."""
+
+    def __init__(self, found: object) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[object]]:
+        if name == "delete":
+            raise AttributeError("this adapter has no delete")
+
+        async def verb(*arguments: object) -> object:
+            return self._found
+
+        return verb
+
+
+@on_a_jumping_clock
+@pytest.mark.parametrize("in_group", [False, True])
+@pytest.mark.parametrize(
+    ("clause", "found", "words"),
+    [
+        ("4.4-extension-skipped", 0, "expected [NOT_FOUND], got int 0"),
+        ("4.4-extension-skipped", ["?"], "expected [NOT_FOUND], got list [?]"),
+        ("4.4-extension-critical", True, "expected [NOT_FOUND] or an error, got bool True"),
+        ("5.4-misses", 3, "got TypeError: "),
+        ("7.5-delete-once", None, "got AttributeError: this adapter has no delete"),
+    ],
+)
+async def test_an_adapter_of_another_kind_fails_its_clause_in_words(
+    clause: str, found: object, words: str, in_group: bool
+) -> None:
+    @asynccontextmanager
+    async def run_strange(dial: Dial) -> AsyncGenerator[Any]:
+        if not in_group:
+            yield Statusless(found)
+            return
+        async with anyio.create_task_group():
+            yield Statusless(found)
+
+    report = await check_client_contract(run_strange, only=[clause], seconds=5)
+    (result,) = report.results
+    assert result.verdict is Verdict.FAILED
+    assert words in result.sentence
     assert re.search(r"expected .+ got .+", result.sentence), result.sentence
 
 

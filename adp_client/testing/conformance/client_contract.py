@@ -51,13 +51,25 @@ async def _try(clause: Clause[Scene], run_client: RunClient, seconds: float) -> 
     try:
         with anyio.fail_after(seconds):
             await clause.check(scene)
-    except NotApplicable as exc:
-        verdict, sentence = Verdict.SKIPPED, str(exc)
-    except Broken as exc:
-        verdict, sentence = Verdict.FAILED, str(exc)
     except TimeoutError:
         verdict, sentence = Verdict.FAILED, f"expected {scene.awaits}, got nothing in {seconds:g} s"
+    except Exception as exc:  # whatever the client raises, or what it returns leads to, is about the client
+        cause = _first(exc)
+        if isinstance(cause, NotApplicable):
+            verdict, sentence = Verdict.SKIPPED, str(cause)
+        elif isinstance(cause, Broken):
+            verdict, sentence = Verdict.FAILED, str(cause)
+        else:
+            words = f"{type(cause).__name__}: {cause}"
+            verdict, sentence = Verdict.FAILED, f"expected {scene.awaits}, got {words}"
     return clause.result(verdict, sentence)
+
+
+def _first(error: Exception) -> Exception:
+    """What went wrong: a client that runs in a task group wraps what is raised around it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 # ---------------------------------------------------------------- the project's own client

@@ -30,8 +30,8 @@ _NOWHERE = TCPEndpoint(host="conformance.test", port=7171)
 class ClientUnderTest(Protocol):
     """What a client must be able to do to be tried. A foreign one is adapted to this.
 
-    Statuses are ErrorCode values, one for each key. Errors are exceptions, whichever; a client may always
-    fail, as far as the contract goes, but it may not be wrong.
+    Statuses are ErrorCode values, 0 for OK, one for each key in the order of the keys. Errors are
+    exceptions, whichever; a client may always fail, as far as the contract goes, but it may not be wrong.
     """
 
     async def exist(self, namespace: bytes, keys: Sequence[bytes]) -> Sequence[int]:
@@ -202,12 +202,27 @@ def asked(session: Session) -> list[str]:
 
 def expect_true_or_error(subject: str, right: Sequence[object], found: Sequence[object] | None) -> None:
     """The client may fail; what it says must be right."""
-    if found is not None and list(found) != list(right):
-        raise Broken(f"{subject}: expected {shown(list(right))} or an error, got {shown(list(found))}")
+    if found is None:
+        return
+    try:
+        got = list(found)
+    except TypeError:
+        raise Broken(f"{subject}: expected {shown(list(right))} or an error, got {_strange(found)}") from None
+    if got != list(right):
+        raise Broken(f"{subject}: expected {shown(list(right))} or an error, got {shown(got)}")
 
 
 def expect_statuses(subject: str, right: Sequence[ErrorCode], found: Sequence[int] | None) -> None:
     """The client must not fail here."""
     if found is None:
         raise Broken(f"{subject}: expected {shown(list(right))}, got an error")
-    expect(subject, list(right), [ErrorCode(each) for each in found])
+    try:
+        got = [ErrorCode(each) for each in found]
+    except (TypeError, ValueError):
+        raise Broken(f"{subject}: expected {shown(list(right))}, got {_strange(found)}") from None
+    expect(subject, list(right), got)
+
+
+def _strange(found: object) -> str:
+    """What should have been a sequence of statuses, or of objects."""
+    return f"{type(found).__name__} {shown(found)}"
