@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from adp_client.testing.conformance.tls_options import add_tls_options
 from adp_client.transport import Endpoint, parse_endpoint
 
 TARGETS = ("gateway_stream", "client_stream", "handshake", "frames", "config", "store_image", "session")
@@ -41,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--target",
         type=_endpoint,
         metavar="ENDPOINT",
-        help="tcp://HOST:PORT, unix:///PATH, or tls:// that the system trusts",
+        help="tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH",
     )
     add("--seed", type=int, metavar="S", help="where the sequences come from (default: drawn, and told)")
     add("--connections", type=int, default=6, metavar="N", help="at a time, at least 3 (default 6)")
@@ -56,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     token = live.add_mutually_exclusive_group()
     token.add_argument("--token", metavar="T", help="shown to the gateway; others on this machine can see it")
     token.add_argument("--token-file", type=Path, metavar="FILE", help="the token is in this file")
+    add_tls_options(live)
     return parser
 
 

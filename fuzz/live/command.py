@@ -15,6 +15,8 @@ import anyio
 import anyio.abc
 import attrs
 
+from adp_client.testing.conformance.tls_options import chosen_tls
+
 from .cases import BadCaseFile, Case, CaseFile, load, moved, save
 from .drive import Bystander, Gateway, GatewayLeaves, Sequence, Tally, greet
 from .generate import MAX_CONNECTIONS, generate
@@ -226,12 +228,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             options.token_file.read_bytes().strip() if options.token_file else (options.token or "").encode()
         )
         replayed = None if options.replay is None else load(options.replay)
-    except (OSError, BadCaseFile) as exc:
+        tls = chosen_tls(options.target, options)
+    except (OSError, ValueError, BadCaseFile) as exc:
         parser.error(str(exc))
     seed = options.seed
     if seed is None:
         seed = random.SystemRandom().getrandbits(32) if replayed is None else replayed.seed
-    gateway = Gateway(endpoint=options.target, deadline=options.deadline, token=token)
+    gateway = Gateway(endpoint=options.target, deadline=options.deadline, token=token, tls=tls)
     live = Run(
         gateway=gateway,
         seed=seed,

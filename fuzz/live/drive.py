@@ -14,7 +14,7 @@ import xxhash
 
 from adp_client.protocol import ErrorCode, Feature
 from adp_client.protocol.messages import Exist, Hello, Ping, Read, Release, Request, Welcome, Write, WriteItem
-from adp_client.transport import Endpoint, SocketTransport, connect
+from adp_client.transport import Endpoint, SocketTransport, TLSConfig, connect
 
 from .cases import Case, Step
 from .model import Finding, Model
@@ -61,6 +61,7 @@ class Gateway:
     endpoint: Endpoint
     deadline: float  # seconds, for any answer
     token: bytes = b""
+    tls: TLSConfig | None = None
 
 
 class Link:
@@ -192,7 +193,7 @@ async def dial(gateway: Gateway, model: Model, tasks: anyio.abc.TaskGroup) -> Li
     """A connection on which nothing has been said. Raises Finding if there is none."""
     try:
         with anyio.fail_after(gateway.deadline):
-            transport = await connect(gateway.endpoint)
+            transport = await connect(gateway.endpoint, tls=gateway.tls)
     except (OSError, TimeoutError) as exc:
         raise Finding(f"cannot connect to {gateway.endpoint}: {exc or 'no answer'}", is_old=True) from None
     link = Link(transport, Watch(model), gateway)

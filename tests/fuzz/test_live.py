@@ -28,6 +28,7 @@ from adp_gateway.server import Server
 from adp_gateway.session import Session
 from adp_gateway.store.base import Status
 from adp_gateway.store.memory import MemoryStore, StoredObject
+from certificates import Authority
 from fuzz.live.cases import BadCaseFile, CaseFile, load, moved, save
 from fuzz.live.command import Run
 from fuzz.live.drive import Gateway
@@ -126,6 +127,24 @@ def test_the_command_ends_cleanly_when_it_is_interrupted(tmp_path: Path) -> None
     assert (process.returncode, errors) == (0, "")
 
 
+def test_a_gateway_that_speaks_tls_is_fuzzed_with_the_certificates_that_are_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    ours, theirs = authority.issue("client.test"), authority.issue("127.0.0.1")
+    serves = ("--tls-certificate", theirs.certificate, "--tls-key", theirs.key)
+    demands = ("--tls-client-ca", authority.file, "--insecure-no-token")
+    with running(tmp_path / "kv", *serves, *demands, listen=("tls://127.0.0.1:0",)) as gateway:
+        shows = ("--tls-certificate", ours.certificate, "--tls-key", ours.key)
+        for more, status, words in (
+            (("--tls-ca", authority.file, *shows), 0, "nothing found"),
+            (shows, 2, "cannot fuzz"),
+            (("--tls-ca", authority.file), 2, "cannot fuzz"),
+        ):
+            process = fuzz_command(gateway.endpoints[0], "--seed", "3", "--seconds", "2", *more)
+            said, errors = process.communicate(timeout=40)
+            assert words in said, errors
+            assert process.returncode == status, said
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -136,6 +155,9 @@ def test_the_command_ends_cleanly_when_it_is_interrupted(tmp_path: Path) -> None
         (("unix:///x", "--deadline", "0"), "must be above 0"),
         (("unix:///x", "--replay", "/nowhere.json"), "No such file"),
         (("unix:///x", "--token-file", "/nowhere"), "No such file"),
+        (("tcp://127.0.0.1:1", "--tls-ca", "ca.pem"), "is for endpoints tls://HOST:PORT"),
+        (("tls://127.0.0.1:1", "--tls-key", "key.pem"), "go together"),
+        (("tls://127.0.0.1:1", "--tls-ca", "/nowhere.pem"), "cannot fuzz tls://127.0.0.1:1: cannot connect"),
     ],
 )
 def test_bad_usage_and_nobody_there_are_status_2(options: tuple[str, ...], problem: str) -> None:

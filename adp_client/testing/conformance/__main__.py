@@ -13,10 +13,11 @@ from pathlib import Path
 
 import anyio
 
-from adp_client.transport import Endpoint, TLSConfig, TLSEndpoint, Transport, connect, parse_endpoint
+from adp_client.transport import Endpoint, TLSConfig, Transport, connect, parse_endpoint
 
 from .clause import Level, Report, Result, Verdict
 from .gateway_contract import GATEWAY_CLAUSES, NoGateway, check_gateway_contract
+from .tls_options import add_tls_options, chosen_tls
 
 KEPT, NOT_KEPT, UNUSABLE = 0, 1, 2
 _ID_WIDTH = max(len(clause.id) for clause in GATEWAY_CLAUSES)
@@ -34,12 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         "endpoint", nargs="?", metavar="ENDPOINT", help="tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH"
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token to show, in this file")
-    for name, meaning in (
-        ("ca", "trust these authorities; default: whom the system trusts"),
-        ("certificate", "show this certificate"),
-        ("key", "the private key of the certificate"),
-    ):
-        parser.add_argument(f"--tls-{name}", metavar="FILE", help=f"for tls://, PEM: {meaning}")
+    add_tls_options(parser)
     parser.add_argument(
         "--level",
         choices=[level.value for level in Level],
@@ -73,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         endpoint = parse_endpoint(options.endpoint)
         token = None if options.token_file is None else options.token_file.read_bytes().strip()
-        tls = _tls(endpoint, options)
+        tls = chosen_tls(endpoint, options)
     except (OSError, ValueError) as exc:
         parser.error(str(exc))
     try:
@@ -92,19 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{report.count(Verdict.SKIPPED)} skipped"
     )
     return KEPT if report.is_kept else NOT_KEPT
-
-
-def _tls(endpoint: Endpoint, options: argparse.Namespace) -> TLSConfig | None:
-    """Raises ValueError for options that do not go together."""
-    config = TLSConfig(
-        ca_file=options.tls_ca, certificate_file=options.tls_certificate, key_file=options.tls_key
-    )
-    problems = config.problems()
-    if config != TLSConfig() and not isinstance(endpoint, TLSEndpoint):
-        problems.append(f"--tls-... is for endpoints tls://HOST:PORT; {endpoint} is not one")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return config if isinstance(endpoint, TLSEndpoint) else None
 
 
 async def _check(
