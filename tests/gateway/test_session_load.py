@@ -316,15 +316,17 @@ async def test_who_keeps_memory_from_others_for_a_trickle_is_cut() -> None:
     async with house(**STALLERS, patience=Patience(memory_seconds=1, stall_seconds=5)) as home:
         healthy = await home.connect()
         peers = await stall(home, 8, object_bytes=240 * KIB)
-        await anyio.wait_all_tasks_blocked()
+        arena, holders = home.shared.arena, home.sessions[1:]
+        await until(lambda: arena.used_bytes == 8 * 240 * KIB)
         for _ in range(2):
             write = await healthy.ask_write({key_of(2): content(200 * KIB)})
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: arena.waiting)
             jump(1)
             assert (await healthy.answer(write)).status is OVERLOADED
+            before = sum(session._received_bytes for session in holders)
             for peer in peers:
                 await peer.transport.send([b"x"])
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda before=before: sum(s._received_bytes for s in holders) == before + 8)
             jump(1.5)
         assert await healthy.write({key_of(2): content(200 * KIB)}) == [OK]
 
@@ -336,15 +338,16 @@ async def test_who_keeps_memory_from_others_and_falls_silent_is_cut() -> None:
         healthy = await home.connect()
         silent = await stall(home, 8, object_bytes=240 * KIB)
         slow = silent.pop()
-        await anyio.wait_all_tasks_blocked()
+        await until(lambda: home.shared.arena.used_bytes == 8 * 240 * KIB)
         jump(20)  # in nobody's way
         for _ in range(2):
             write = await healthy.ask_write({key_of(2): content(200 * KIB)})
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: home.shared.arena.waiting)
             jump(1)
             assert (await healthy.answer(write)).status is OVERLOADED
+            before = home.sessions[8]._received_bytes
             await slow.transport.send([b"x"])
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda before=before: home.sessions[8]._received_bytes > before)
             jump(1.5)
             assert not any(ended.is_set() for ended in home.ended)
         assert await healthy.write({key_of(2): content(200 * KIB)}) == [OK]
