@@ -134,10 +134,9 @@ async def test_too_large_for_the_buffer_is_a_status_at_every_size_of_buffer():
     [
         (uncutting(64), 64 * MAX_FRAGMENTS + 1),
         (uncutting(63), 64),
-        (uncutting(0), 1),
         (uncutting(limits={"max_key_bytes": 31}), L + 1),
     ],
-    ids=["too many fragments", "a manifest does not fit", "nothing fits", "short keys"],
+    ids=["too many fragments", "a manifest does not fit", "short keys"],
 )
 async def test_what_cannot_be_cut_is_too_large_and_harms_nobody(gateway, size):
     async with connected(gateway) as (client, _):

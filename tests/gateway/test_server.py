@@ -131,7 +131,8 @@ async def test_accept_survives_a_want_of_descriptors(
             peer = await dial(endpoint)
             assert await peer.exist(key_of(1)) == [ErrorCode.NOT_FOUND]
             await peer.transport.aclose()
-    assert caplog.messages == [f"{endpoint}: cannot accept: Too many open files"]
+    told = [message for message in caplog.messages if "cannot accept" in message]
+    assert told == [f"{endpoint}: cannot accept: Too many open files"]
 
 
 async def test_b54_no_client_fills_the_log_by_being_turned_away(
