@@ -59,6 +59,11 @@ class Frame:
             each.release()
 
 
+def _kept_bytes(frames: Sequence[bytes]) -> int:
+    """What short replies keep in memory while they wait."""
+    return sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
+
+
 class Outbox:
     """Two lanes and their writer."""
 
@@ -90,7 +95,7 @@ class Outbox:
     def put_prompt(self, frame: bytes) -> None:
         """Send this whole frame as soon as the one under way is out."""
         self._prompt.append(frame)
-        self._reply_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+        self._reply_bytes += _kept_bytes([frame])
         self._wake.set()
 
     def put_in_turn(self, frame: Frame) -> None:
@@ -148,7 +153,7 @@ class Outbox:
                     prompt, self._prompt = self._prompt, []
                     self._is_sending = True
                     await self._send(transport, prompt)
-                    self._made_room(0, sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in prompt))
+                    self._made_room(0, _kept_bytes(prompt))
                 elif self._in_turn:
                     frames = self._next_frames()
                     self._is_sending = True
@@ -200,7 +205,7 @@ class Outbox:
         self._release_under_way()
 
     def _drop(self) -> None:
-        self._made_room(0, sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in self._prompt))
+        self._made_room(0, _kept_bytes(self._prompt))
         self._prompt.clear()
         while self._in_turn:
             frame = self._in_turn.popleft()
