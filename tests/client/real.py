@@ -51,6 +51,7 @@ class RealGateway:
         self.wrap: Callable[[Transport], Transport] = lambda transport: transport
         self.dials = 0
         self.is_down = True
+        self._is_up = anyio.Event()
         self.sessions = 0
 
     async def __aenter__(self) -> Self:
@@ -77,7 +78,7 @@ class RealGateway:
 
     async def _stop(self) -> None:
         if not self.is_down:
-            self.is_down = True
+            self.is_down, self._is_up = True, anyio.Event()
             self._sessions.cancel_scope.cancel()
             await self._is_over.wait()
 
@@ -95,6 +96,7 @@ class RealGateway:
                 )
                 async with anyio.create_task_group() as self._sessions:
                     self.is_down = False
+                    self._is_up.set()
                     task_status.started()
                     await anyio.sleep_forever()
                 self.assert_nothing_is_held()
@@ -119,6 +121,9 @@ class RealGateway:
         self.dials += 1
         await anyio.lowlevel.checkpoint()
         if self.is_down:
+            # Refused, but not before that is about to change: a client that backs off for a microsecond would
+            # dial ten thousand times, and take the interpreter from the threads that open the store.
+            await self._is_up.wait()
             raise ConnectionRefusedError(f"{endpoint} is down")
         ours, theirs = self.make_pair()
         session = Session(theirs, self.shared, peer=f"peer {self.dials}")
