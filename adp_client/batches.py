@@ -32,7 +32,7 @@ def check_keys(keys: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def group_by_width(keys: Sequence[bytes], items: Sequence[int]) -> list[Sequence[int]]:
     """`items` in groups whose keys have one width; in one group, as it is, if all have the same."""
-    widths = {len(keys[item]) for item in items}
+    widths = set(map(len, keys if len(items) == len(keys) else [keys[item] for item in items]))
     if len(widths) <= 1:
         return [items]
     return [[item for item in items if len(keys[item]) == width] for width in sorted(widths)]
@@ -52,9 +52,12 @@ def cut(
     items: Sequence[int], size_bytes: Callable[[int], int], *, max_items: int, max_bytes: int
 ) -> Iterator[Sequence[int]]:
     """Consecutive runs of `items`, none empty, each within both limits or one item long."""
+    sizes = list(map(size_bytes, items))
+    if 0 < len(sizes) <= max_items and sum(sizes) <= max_bytes:  # as nearly always
+        yield items
+        return
     start, total = 0, 0
-    for position, item in enumerate(items):
-        size = size_bytes(item)
+    for position, size in enumerate(sizes):
         if position > start and (position - start >= max_items or total + size > max_bytes):
             yield items[start:position]
             start, total = position, 0

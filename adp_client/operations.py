@@ -7,9 +7,11 @@ the reader only notes results and wakes that task.
 """
 
 import abc
+import contextlib
 import ctypes
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import add, le
 from typing import TYPE_CHECKING
 
 import anyio
@@ -269,7 +271,7 @@ class ReadOperation(SimpleOperation):
         is_verified: bool = True,
     ) -> None:
         super().__init__(namespace, keys)
-        self.views = [writable_view(buffer) for buffer in buffers]
+        self.views = writable_views(buffers)
         try:
             check_apart(self.views)
         except LocalProtocolError:
@@ -284,13 +286,15 @@ class ReadOperation(SimpleOperation):
     def requests(self, limits: Limits) -> Iterator[Pending]:
         """See SimpleOperation. Memory beyond the largest object would only fill the window: not offered."""
         largest = min(limits.max_object_bytes, limits.max_inflight_bytes)
-        sizes = [min(len(view), largest) for view in self.views]
+        sizes = list(map(len, self.views))
+        if max(sizes, default=0) > largest:
+            sizes = [min(size, largest) for size in sizes]
         for group in group_by_width(self.keys, self.unsettled()):
             if not group:
                 continue
             most = max_batch_items(limits, self._width(group, limits), _READ_ROW_BYTES)
             for items in cut(group, sizes.__getitem__, max_items=most, max_bytes=max_batch_bytes(limits)):
-                capacities = tuple(sizes[item] for item in items)
+                capacities = tuple(map(sizes.__getitem__, items))
                 message = Read(namespace=self.namespace, keys=self._keys_of(items), capacities=capacities)
                 yield Pending(
                     operation=self, items=items, frames=[Frame(message)], cost_bytes=sum(capacities)
@@ -305,8 +309,9 @@ class ReadOperation(SimpleOperation):
         items = pending.items
         if rows.is_whole and rows.is_run and isinstance(items, range):
             first = items.start + rows.indices[0]
-            views = self.views[first : first + len(rows)]
-            targets = [view[:length] for view, length in zip(views, rows.lengths, strict=True)]
+            targets = self.views[first : first + len(rows)]
+            if list(map(len, targets)) != list(rows.lengths):
+                targets = [view[:length] for view, length in zip(targets, rows.lengths, strict=True)]
         else:
             targets = [
                 self.views[items[index]][offset : offset + length]
@@ -427,6 +432,16 @@ class WriteOperation(Operation):
         return WriteItem(object_bytes=self.sizes[item], offset=offset, length=length, checksum=checksum)
 
 
+def writable_views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Each of `buffers` as bytes to fill. Raises LocalProtocolError if one cannot be."""
+    with contextlib.suppress(TypeError, ValueError):
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        if not any(view.readonly for view in views):
+            return views
+        views.clear()  # the traceback of what is raised below keeps this frame
+    return [writable_view(buffer) for buffer in buffers]  # one after the other: one will say what is wrong
+
+
 def writable_view(buffer: Buffer) -> memoryview:
     """`buffer` as bytes to fill. Raises LocalProtocolError if it cannot be."""
     view = _view(buffer, "read into")
@@ -456,14 +471,17 @@ def _view(buffer: Buffer, use: str) -> memoryview:
 def check_apart(views: Sequence[memoryview]) -> None:
     """Raise LocalProtocolError if two of `views`, all writable, share a byte: two objects would land there
     and both be called whole."""
-    begins = sorted(
-        (ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view)) for view in views if len(view)
-    )
-    end = 0
-    for begin, length in begins:
-        if begin < end:
-            raise LocalProtocolError("two buffers of one READ overlap")
-        end = begin + length
+    begins, lengths = _extents([view for view in views if view])
+    if not all(map(le, map(add, begins, lengths), begins[1:])):
+        raise LocalProtocolError("two buffers of one READ overlap")
+
+
+def _extents(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
+    """Addresses, ascending, and how many bytes there are at each. A function, so that no frame of an error
+    has a view."""
+    addresses = map(ctypes.addressof, map(ctypes.c_char.from_buffer, views))
+    extents = sorted(zip(addresses, map(len, views), strict=True))
+    return [begin for begin, _ in extents], [length for _, length in extents]
 
 
 def slice_views(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:

@@ -46,8 +46,10 @@ def read_operation(
     is_verified: bool,
 ) -> ReadOperation:
     """A READ into `buffers`; through their regions if all of them are slices."""
+    if RegionSlice not in set(map(type, buffers)):
+        return ReadOperation(namespace, keys, buffers, is_verified=is_verified)  # type: ignore[arg-type]
     slices = [buffer for buffer in buffers if isinstance(buffer, RegionSlice)]
-    if slices and len(slices) == len(buffers):
+    if len(slices) == len(buffers):
         return RegionRead(namespace, keys, slices, is_verified=is_verified)
     return ReadOperation(namespace, keys, [as_memory(buffer) for buffer in buffers], is_verified=is_verified)
 

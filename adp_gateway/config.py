@@ -110,7 +110,7 @@ class GatewayConfig:
         its share.
     request_bytes: memory for everything else that requests hold while they are worked on; leases get a
         quarter of it on top.
-    queued_bytes: objects that are verified and wait to be sent, for each connection.
+    queued_bytes: objects in frames that wait to be sent, for each connection; meanwhile they stay in files.
     transfer_threads: threads that copy between files, memory and sockets.
     """
 
@@ -124,7 +124,7 @@ class GatewayConfig:
     incoming_bytes: int = attrs.field(default=512 * MIB, validator=_whole_number(1, 1 << 40))
     inflight_bytes: int = attrs.field(default=4096 * MIB, validator=_whole_number(1, 1 << 50))
     request_bytes: int = attrs.field(default=256 * MIB, validator=_whole_number(1, 1 << 40))
-    queued_bytes: int = attrs.field(default=8 * MIB, validator=_whole_number(1, 1 << 40))
+    queued_bytes: int = attrs.field(default=32 * MIB, validator=_whole_number(1, 1 << 40))
     transfer_threads: int = attrs.field(default=16, validator=_whole_number(1, 1024))
 
     def __attrs_post_init__(self) -> None:

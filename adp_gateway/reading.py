@@ -9,8 +9,8 @@ from adp_client.transport.base import Part
 
 from .answers import Answers
 from .outbox import Frame
-from .replies import PORTION_BYTES, Found, cut_extents, portions, read_frames
-from .store.base import ObjectStore, ReadLease
+from .replies import Found, cut_extents, joined, portions, read_frames
+from .store.base import Extent, ObjectStore, ReadLease
 
 
 class Reads:
@@ -48,26 +48,17 @@ class Reads:
                 failed.append(ReadItem(index=index, status=ErrorCode.TOO_LARGE, object_bytes=lease.length))
                 lease.release()
             lengths = {index: lease.length for index, lease in leases.items()}
-            batches = list(
-                portions(lengths, self._answers.max_payload_bytes if is_end_to_end else PORTION_BYTES)
-            )
+            batches = [list(leases)] if is_end_to_end or not leases else list(portions(lengths))
             for number, batch in enumerate(batches, 1):
-                if is_end_to_end:
-                    statuses = bytes(len(batch))
-                else:
+                if not is_end_to_end:
                     statuses = await self._store.verify([leases[index] for index in batch])
-                found: list[Found] = []
-                for index, status in zip(batch, statuses, strict=True):
-                    lease = leases[index]
-                    if status:
-                        failed.append(ReadItem(index=index, status=ErrorCode(status)))
-                        leases.pop(index).release()
-                    else:
-                        found.append(Found(index, lease.length, lease.checksum))
-                await self._send_objects(request_id, failed, found, leases, is_last=number == len(batches))
+                    for index, status in zip(batch, statuses, strict=True):
+                        if status:
+                            failed.append(ReadItem(index=index, status=ErrorCode(status)))
+                            leases.pop(index).release()
+                    batch = [index for index in batch if index in leases]
+                await self._send_objects(request_id, failed, batch, leases, is_last=number == len(batches))
                 failed = []
-            if not batches:
-                await self._send_objects(request_id, failed, [], leases, is_last=True)
         finally:
             del self._unframed[request_id]
             for lease in leases.values():
@@ -83,11 +74,16 @@ class Reads:
         self,
         request_id: int,
         failed: Sequence[ReadItem],
-        found: Sequence[Found],
+        batch: Sequence[int],
         leases: dict[int, ReadLease],
         *,
         is_last: bool,
     ) -> None:
+        found = Found(
+            tuple(batch),
+            tuple([leases[index].length for index in batch]),
+            tuple([leases[index].checksum for index in batch]),
+        )
         frames = read_frames(
             failed,
             found,
@@ -100,23 +96,25 @@ class Reads:
             following = next(frames, None)
             is_final = is_last and following is None
             head = self._answers.connection.reply(request_id, ReadReply(items=items), is_final=is_final)
-            parts: list[Part] = [head]
-            owned: list[ReadLease] = []
-            reads: list[ReadLease] = []
-            payload_bytes = 0
-            for item in items:
-                if item.status is not ErrorCode.OK:
-                    continue
-                lease = leases[item.index]
-                parts.extend(
-                    FileRange(part.fd, part.offset, part.length)
-                    for part in cut_extents(lease.extents, item.offset, item.length)
-                )
-                payload_bytes += item.length
-                reads.append(lease)
-                if item.offset + item.length == item.object_bytes:
-                    owned.append(leases.pop(item.index))
+            payload_bytes = sum(items.lengths)
             self._answers.shared.counters.sent_bytes += payload_bytes
+            extents: list[Extent] = []
+            if items.is_whole:
+                reads = [leases.pop(index) for index in items.indices]
+                owned = reads
+                for lease in reads:
+                    extents += lease.extents
+            else:
+                reads, owned = [], []
+                for item in items:
+                    if item.status is ErrorCode.OK:
+                        lease = leases[item.index]
+                        extents += cut_extents(lease.extents, item.offset, item.length)
+                        reads.append(lease)
+                        if item.offset + item.length == item.object_bytes:
+                            owned.append(leases.pop(item.index))
+            parts: list[Part] = [head]
+            parts += [FileRange(extent.fd, extent.offset, extent.length) for extent in joined(extents)]
             await self._answers.outbox.put(
                 Frame(parts=parts, payload_bytes=payload_bytes, owned=owned, reads=reads)
             )

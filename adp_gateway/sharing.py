@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+import anyio
+import attrs
+
 from adp_client.protocol.constants import ErrorCode, Feature
 from adp_client.protocol.messages import (
     ReadItem,
@@ -17,8 +20,10 @@ from .regions import Region, Regions, is_within
 from .replies import READ_ITEM_BYTES, REPLY_HEAD_BYTES
 from .store.base import Extent, ObjectStore, PutItem, ReadLease, Status
 
-#: Read in one go, so that the client can look at what is there while the rest is read.
-PORTION_BYTES = 32 << 20
+#: Read in one go: the client checks what is there while the rest is read.
+PORTION_BYTES = 4 << 20
+#: How many threads read for one request, so that the next portion is under way while one is answered.
+THREADS = 1
 
 
 class SharedTransfers:
@@ -57,10 +62,7 @@ class SharedTransfers:
                     views.append(region.target(target.offset, lease.length))
             if settled:
                 self._answer(request_id, read_items(settled), is_last=not leases)
-            for start, end in _portions(leases):
-                statuses = await self._read(leases[start:end], views[start:end])
-                items = _columns(places[start:end], statuses, leases[start:end])
-                self._answer(request_id, items, is_last=end == len(leases))
+            await self._read_all(request_id, _Wanted(places, leases, views))
         finally:
             for view in views:
                 view.release()
@@ -68,6 +70,34 @@ class SharedTransfers:
             for pinned in opened:
                 if pinned is not None:
                     pinned.release()
+
+    async def _read_all(self, request_id: int, wanted: "_Wanted") -> None:
+        """Portion after portion, by `THREADS` at a time; each is answered when it is in place.
+
+        Returns, or raises what the first failure was, when no thread touches the memory any more.
+        """
+        portions = _portions(wanted.leases)
+        left = len(wanted.leases)
+        failures: list[Exception] = []
+
+        async def work() -> None:
+            nonlocal left
+            try:
+                for start, end in portions:
+                    leases = wanted.leases[start:end]
+                    statuses = await self._read(leases, wanted.views[start:end])
+                    left -= len(leases)
+                    items = _columns(wanted.places[start:end], statuses, leases)
+                    self._answer(request_id, items, is_last=not left)
+            except Exception as exc:
+                failures.append(exc)
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(THREADS if sum(lease.length for lease in wanted.leases) > PORTION_BYTES else 1):
+                tasks.start_soon(work)
+        if failures:
+            raise failures[0]
 
     async def _read(self, leases: Sequence[ReadLease], views: Sequence[memoryview]) -> bytes:
         if Feature.END_TO_END in self._answers.connection.features:
@@ -121,6 +151,15 @@ class SharedTransfers:
         finally:
             used.leave()
         self._answers.statuses(request_id, bytes(statuses))
+
+
+@attrs.frozen
+class _Wanted:
+    """What is to be read: items of the request, their objects, and where these go."""
+
+    places: Sequence[int]
+    leases: Sequence[ReadLease]
+    views: Sequence[memoryview]
 
 
 class _Used:

@@ -16,7 +16,9 @@ from adp_client import Client, ClientConfig
 from bench.exists import measure_exists
 from bench.machine import describe
 from bench.reads import measure_reads
-from bench.report import Row, to_table, worst
+from bench.report import Row, to_table, worst, worst_of_each
+from bench.shared import measure_shared
+from bench.values import measure_values
 from demo.processes import run_gateway
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
@@ -27,6 +29,8 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
     throughput: list[Row] = []
     cpu: list[Row] = []
     exists: list[Row] = []
+    shared: list[Row] = []
+    values: list[Row] = []
     endpoints = {
         "unix": (socket.AF_UNIX, f"unix://{folder}/gateway.sock"),
         "tcp": (socket.AF_INET, "tcp://127.0.0.1:0"),
@@ -46,9 +50,17 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
             if transport == "unix":
                 print("EXIST ...", flush=True)
                 exists = await measure_exists(client, folder=folder, samples=samples)
+                print("reads into shared memory ...", flush=True)
+                shared = await measure_shared(client, folder=folder, samples=samples)
+                print("reads beside Redis ...", flush=True)
+                values = await measure_values(client, folder=folder, samples=samples)
     return [
         worst("socket_read_vs_sendfile", throughput),
         *throughput,
+        worst("shm_read_vs_preadv", shared),
+        *shared,
+        *worst_of_each(values),
+        *values,
         *exists,
         max(
             (row for row in cpu if row.name.startswith("client_cpu") and row.name.endswith("/256k")),

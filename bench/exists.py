@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import redis
 
 from adp_client import Client, ObjectKey
 from bench.reads import NAMESPACE
+from bench.redis_server import redis_server
 from bench.report import Row
 
 KEYS = 10_000
@@ -70,26 +68,3 @@ def time_redis(server: redis.Redis, keys: list[bytes]) -> float:
     if answers != [1, 0] * (len(keys) // 2):
         raise RuntimeError(f"EXISTS found {sum(answers)} keys")
     return took
-
-
-@contextmanager
-def redis_server(executable: str, folder: Path) -> Iterator[redis.Redis]:
-    """A Redis server of our own on a Unix socket, without persistence."""
-    path = folder / "redis.sock"
-    command = [executable, "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
-        try:
-            deadline = time.monotonic() + 10
-            client = redis.Redis(unix_socket_path=str(path))
-            while True:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
-            yield client
-            client.close()
-        finally:
-            process.terminate()

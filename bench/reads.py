@@ -44,7 +44,7 @@ async def measure_reads(
         content = bytes(range(256)) * (page_bytes // 256)
         keys = [f"{label}/{page:028}".encode() for page in range(BATCH_PAGES)]
         pages = [page.to_bytes(8, "big") + content[8:] for page in range(BATCH_PAGES)]
-        _expect_ok((await client.write(NAMESPACE, keys, pages)).statuses, "WRITE")
+        expect_ok((await client.write(NAMESPACE, keys, pages)).statuses, "WRITE")
         path = folder / f"{transport}-{label}"
         path.write_bytes(b"".join(pages))
 
@@ -56,18 +56,18 @@ async def measure_reads(
         checksums: list[float] = []
         with bare_server(path, page_bytes=page_bytes, count=BATCH_PAGES, family=family) as bare:
             for sample in range(samples + WARM_UPS):
-                _blank(memory)
+                blank(memory)
                 began, used = time.perf_counter(), time.process_time()
                 result = await client.read(NAMESPACE, keys, buffers)
                 took, used = time.perf_counter() - began, time.process_time() - used
-                _expect_ok(result.statuses, "READ")
-                _expect_pages(buffers, pages)
+                expect_ok(result.statuses, "READ")
+                expect_pages(buffers, pages)
 
-                _blank(memory)
+                blank(memory)
                 began, bare_used = time.perf_counter(), time.process_time()
                 bare.read(buffers)
                 bare_took, bare_used = time.perf_counter() - began, time.process_time() - bare_used
-                _expect_pages(buffers, pages)
+                expect_pages(buffers, pages)
                 if sample >= WARM_UPS:
                     ours.append(took)
                     reference.append(bare_took)
@@ -104,12 +104,12 @@ def _checksum_seconds(buffers: Sequence[memoryview]) -> float:
     return time.process_time() - used
 
 
-def _blank(memory: memoryview) -> None:
+def blank(memory: memoryview) -> None:
     """Make sure that what is found afterwards was just received."""
     memory[:: len(memory) // BATCH_PAGES] = bytes(BATCH_PAGES)
 
 
-def _expect_pages(buffers: Sequence[memoryview], pages: Sequence[bytes]) -> None:
+def expect_pages(buffers: Sequence[memoryview | bytes], pages: Sequence[bytes]) -> None:
     if any(
         buffer[:8] != page[:8] or buffer[-8:] != page[-8:]
         for buffer, page in zip(buffers, pages, strict=True)
@@ -117,6 +117,6 @@ def _expect_pages(buffers: Sequence[memoryview], pages: Sequence[bytes]) -> None
         raise RuntimeError("a page came back wrong")
 
 
-def _expect_ok(statuses: bytes, verb: str) -> None:
+def expect_ok(statuses: bytes, verb: str) -> None:
     if set(statuses) != {ErrorCode.OK}:
         raise RuntimeError(f"{verb} gave {sorted(set(statuses))}")

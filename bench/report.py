@@ -66,6 +66,12 @@ def worst(name: str, rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: row.ratio if row.ratio is not None else 0.0).renamed(name)
 
 
+def worst_of_each(rows: Sequence[Row]) -> list[Row]:
+    """`worst` for each name that rows share up to their first slash."""
+    names = dict.fromkeys(row.name.partition("/")[0] for row in rows)
+    return [worst(name, [row for row in rows if row.name.startswith(name + "/")]) for name in names]
+
+
 def to_table(rows: Sequence[Row]) -> str:
     """The rows as aligned text."""
     head = ("name", "ours", "reference", "unit", "ratio", "samples")

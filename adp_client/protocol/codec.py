@@ -117,6 +117,13 @@ class _Cursor:
     def table(self, layout: struct.Struct, count: int) -> list[tuple[Any, ...]]:
         return list(layout.iter_unpack(self.take(count * layout.size)))
 
+    def columns(self, layout: struct.Struct, count: int) -> list[tuple[Any, ...]]:
+        """A table by column: each value of a row, of all rows."""
+        raw = self.take(count * layout.size)
+        values = struct.unpack("<" + layout.format[1:] * count, raw)
+        step = len(values) // count
+        return [values[at::step] for at in range(step)]
+
     def take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self._body):
@@ -362,11 +369,11 @@ def _read_exist_reply(cursor: _Cursor) -> ExistReply:
 def _read_items(cursor: _Cursor) -> tuple[ErrorCode, int, ReadItems]:
     status, retry_after_ms, first, count = _read_reply_head(cursor)
     _zero(first)
-    rows = cursor.table(_READ_ITEM, count)
-    if not rows:
+    if not count:
         return status, retry_after_ms, ReadItems()
-    indices, codes, pads, pads2, sizes, offsets, lengths, pads3, checksums = zip(*rows, strict=True)
-    _zero(*pads, *pads2, *pads3)
+    indices, codes, pads, pads2, sizes, offsets, lengths, pads3, checksums = cursor.columns(_READ_ITEM, count)
+    if any(pads) or any(pads2) or any(pads3):
+        _zero(1)
     items = ReadItems(
         indices=indices,
         statuses=_known_statuses(bytes(codes)),

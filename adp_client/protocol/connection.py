@@ -313,17 +313,17 @@ class Connection:
         if self._expected is None or self._is_accepted:
             raise LocalProtocolError("no payload is expected", ErrorCode.UNEXPECTED_MESSAGE)
         lengths = self._expected.lengths
-        if len(targets) != len(lengths) or any(
-            target is not None and target.nbytes != length
-            for target, length in zip(targets, lengths, strict=False)
-        ):
+        if len(targets) != len(lengths):
+            raise LocalProtocolError("memory for another number of items than the payload has")
+        sizes = [
+            length if target is None else target.nbytes
+            for target, length in zip(targets, lengths, strict=True)
+        ]
+        if tuple(sizes) != lengths:
             raise LocalProtocolError("memory of another size than the payload")
         self._is_accepted = True
         self._buffer.aim(
-            [
-                length if target is None else target.cast("B")
-                for target, length in zip(targets, lengths, strict=True)
-            ]
+            [size if target is None else target for target, size in zip(targets, sizes, strict=True)]
         )
 
     def drop_targets(self) -> None:

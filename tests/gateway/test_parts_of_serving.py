@@ -2,6 +2,8 @@
 
 import itertools
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -20,6 +22,7 @@ from adp_gateway.replies import (
     PORTION_BYTES,
     Found,
     cut_extents,
+    joined,
     portions,
     read_frames,
     status_replies,
@@ -124,14 +127,15 @@ def test_read_frames_cover_every_byte_once_and_keep_the_limits(
     sizes: list[int], failed: int, max_payload_bytes: int, max_body_bytes: int
 ) -> None:
     refused = [ReadItem(index=1000 + n, status=ErrorCode.NOT_FOUND) for n in range(failed)]
-    found = [Found(index, size, index) for index, size in enumerate(sizes)]
+    indices = tuple(range(len(sizes)))
+    found = Found(indices, tuple(sizes), indices)
     frames = list(
         read_frames(refused, found, max_payload_bytes=max_payload_bytes, max_body_bytes=max_body_bytes)
     )
     begun: dict[int, int] = {}
     for frame in frames:
         assert frame
-        assert len(encode_body(ReadReply(items=tuple(frame)))) <= max_body_bytes
+        assert len(encode_body(ReadReply(items=frame))) <= max_body_bytes
         assert sum(item.length for item in frame) <= max_payload_bytes
         for item in frame:
             assert item.offset == begun.get(item.index, 0)
@@ -155,7 +159,7 @@ def test_status_replies_cover_every_item_once(statuses: bytes, max_body_bytes: i
 
 @given(st.dictionaries(st.integers(0, 9999), st.integers(0, 20 << 20), max_size=50))
 def test_portions_are_bounded_and_keep_the_order(lengths: dict[int, int]) -> None:
-    cut = list(portions(lengths, PORTION_BYTES))
+    cut = list(portions(lengths))
     assert [index for portion in cut for index in portion] == list(lengths)
     for number, portion in enumerate(cut):
         limit = PORTION_BYTES if number else FIRST_PORTION_BYTES
@@ -163,7 +167,7 @@ def test_portions_are_bounded_and_keep_the_order(lengths: dict[int, int]) -> Non
 
 
 def test_portions_of_many_small_items() -> None:
-    assert [len(portion) for portion in portions(dict.fromkeys(range(1100), 0), PORTION_BYTES)] == [
+    assert [len(portion) for portion in portions(dict.fromkeys(range(1100), 0))] == [
         512,
         512,
         76,
@@ -173,12 +177,28 @@ def test_portions_of_many_small_items() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())
 def test_cut_extents(lengths: list[int], data: st.DataObject) -> None:
     extents = [Extent(number, 1000 * number, length) for number, length in enumerate(lengths)]
-    cells = [(e.fd, e.offset + at) for e in extents for at in range(e.length)]
+    cells = _cells(extents)
     start = data.draw(st.integers(0, len(cells)))
     end = data.draw(st.integers(start, len(cells)))
     cut = cut_extents(extents, start, end - start)
-    assert [(e.fd, e.offset + at) for e in cut for at in range(e.length)] == cells[start:end]
+    assert _cells(cut) == cells[start:end]
     assert all(e.length for e in cut)
+
+
+@given(st.lists(st.tuples(st.integers(3, 4), st.integers(0, 6), st.integers(1, 3)), max_size=12))
+def test_joined_extents_are_the_same_bytes_in_no_more_pieces_than_needed(
+    places: list[tuple[int, int, int]],
+) -> None:
+    extents = [Extent(*place) for place in places]
+    found = joined(extents)
+    assert _cells(found) == _cells(extents)
+    assert all(
+        (one.fd, one.offset + one.length) != (other.fd, other.offset) for one, other in pairwise(found)
+    )
+
+
+def _cells(extents: Sequence[Extent]) -> list[tuple[int, int]]:
+    return [(extent.fd, extent.offset + at) for extent in extents for at in range(extent.length)]
 
 
 # ---------------------------------------------------------------- buffers

@@ -280,6 +280,7 @@ def has_come(part: RegionSlice) -> bool:
 # ------------------------------------------------------------ gateways that go, or stay and say nothing
 
 
+@pytest.mark.timeout(90)  # seven processes
 async def test_b42_a_gateway_killed_in_the_middle_of_transfers(tmp_path: Path) -> None:
     """What comes back is whole or not OK, and the region is not lost: a dead process is closed."""
     count = 32

@@ -19,7 +19,7 @@ from .proxy import Proxy, Way
 pytestmark = pytest.mark.anyio
 
 NAMESPACE = bytes(range(32))
-QUICK = BackoffConfig(initial_seconds=1e-6, cap_seconds=1e-6, jitter=0.0)
+QUICK = BackoffConfig(initial_seconds=0.001, cap_seconds=0.01)
 #: Only what a test is about may run out of time on a busy machine.
 PATIENT = Timeouts(
     connect_seconds=60, exist_seconds=60, request_seconds=60, idle_ping_seconds=60, release_seconds=60
