@@ -86,6 +86,9 @@ from .stats import ClientStats
 from .transport.dialling import connect
 
 MAX_UNREPORTED = 1024  # corrupt objects that wait to be reported
+HASH_THREADS = (
+    2  # that hash what is to be written: more would only take cores, and the interpreter, from reads
+)
 
 
 class Client:
@@ -109,8 +112,12 @@ class Client:
         self._damaged: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_UNREPORTED)
         self._damage = anyio.Event()
         self._order = Order()
+        self._hashing = anyio.CapacityLimiter(HASH_THREADS)
         self._fragmenting = Fragmenting(
-            perform=self._perform, find_way=self._find_way, note_damage=self._note_damage
+            perform=self._perform,
+            find_way=self._find_way,
+            note_damage=self._note_damage,
+            hashing=self._hashing,
         )
 
     def __reduce__(self) -> NoReturn:
@@ -371,7 +378,7 @@ class Client:
             if operation.unhashed_bytes(items) < INLINE_HASH_BYTES:
                 operation.hash(items)
             else:
-                await anyio.to_thread.run_sync(operation.hash, items)
+                await anyio.to_thread.run_sync(operation.hash, items, limiter=self._hashing)
             pending = operation.request(items, limits)
             pending.deadline = deadline
             requests.append(pending)

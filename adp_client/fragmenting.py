@@ -21,6 +21,7 @@ A refusal of a whole request is raised if it comes in the first step, and is the
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+import anyio
 import anyio.to_thread
 import attrs
 from typing_extensions import Buffer
@@ -87,12 +88,21 @@ class _Found:
 
 
 class Fragmenting:
-    """The steps; `perform` drives one operation to its end, `find_way` waits for a gateway."""
+    """The steps; `perform` drives one operation to its end, `find_way` waits for a gateway, `hashing` bounds
+    the threads that hash."""
 
-    def __init__(self, *, perform: Perform, find_way: FindWay, note_damage: NoteDamage) -> None:
+    def __init__(
+        self,
+        *,
+        perform: Perform,
+        find_way: FindWay,
+        note_damage: NoteDamage,
+        hashing: anyio.CapacityLimiter,
+    ) -> None:
         self._perform = perform
         self._find_way = find_way
         self._note_damage = note_damage
+        self._hashing = hashing
 
     # ------------------------------------------------------------ EXIST
 
@@ -321,7 +331,7 @@ class Fragmenting:
             sums = _checksums_of(fragments)
         else:
             try:
-                sums = await anyio.to_thread.run_sync(_checksums_of, fragments)
+                sums = await anyio.to_thread.run_sync(_checksums_of, fragments, limiter=self._hashing)
             except BaseException:
                 fragments.clear()
                 raise

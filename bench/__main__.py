@@ -15,6 +15,7 @@ import anyio
 from adp_client import Client, ClientConfig
 from bench.exists import measure_exists
 from bench.machine import describe
+from bench.queueing import measure_queueing
 from bench.reads import measure_reads
 from bench.report import Row, to_table, worst, worst_of_each
 from bench.shared import measure_shared
@@ -31,6 +32,7 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
     exists: list[Row] = []
     shared: list[Row] = []
     values: list[Row] = []
+    queueing: list[Row] = []
     endpoints = {
         "unix": (socket.AF_UNIX, f"unix://{folder}/gateway.sock"),
         "tcp": (socket.AF_INET, "tcp://127.0.0.1:0"),
@@ -54,6 +56,8 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
                 shared = await measure_shared(client, folder=folder, samples=samples)
                 print("reads beside Redis ...", flush=True)
                 values = await measure_values(client, folder=folder, samples=samples)
+                print("reads while writes are queued ...", flush=True)
+                queueing = [await measure_queueing(client, samples=4 * samples)]
     return [
         worst("socket_read_vs_sendfile", throughput),
         *throughput,
@@ -61,6 +65,7 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
         *shared,
         *worst_of_each(values),
         *values,
+        *queueing,
         *exists,
         max(
             (row for row in cpu if row.name.startswith("client_cpu") and row.name.endswith("/256k")),
