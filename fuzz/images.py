@@ -302,10 +302,10 @@ def store_image(data: bytes) -> None:
 def _subjects(catalog: Catalog) -> set[Subject]:
     """Every name that the catalog can answer for."""
     return {
-        (namespace, key)
-        for segment in catalog.segments.values()
-        for namespace, keys in segment.members.items()
-        for key in keys
+        (group.namespace, key)
+        for segment_id in catalog.segments
+        for group in catalog.index.segment(segment_id)
+        for key in group.keys
     }
 
 

@@ -8,14 +8,18 @@ commit of a key that is not killed, the one that the index points to. So a key t
 whichever segments are removed later, in whatever order.
 """
 
+from collections.abc import Sequence
+
 import attrs
+import numpy as np
 
 from .format import Kind, Record
 from .holds import Holds
-from .index import Entry, Index
+from .index import FEW, Entry, Index, KeyMatrix
 from .leases import LeaseLedger, Subject
 from .quotas import Account, Books, Shelf, Sight
-from .segment import Segment, object_charge
+from .segment import Segment, object_charge, object_charges
+from .table import ENTRY, Entries
 
 #: For the superblock, the lock and the directory itself.
 OVERHEAD_BYTES = 16384
@@ -51,7 +55,7 @@ class Catalog:
     books: Books = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.books = Books(self.accounts, Shelf(self._sight, lambda name: self.index.cool(*name), self.evict))
+        self.books = Books(self.accounts, Shelf(self._sight, self._cool, self.evict))
 
     @property
     def used_bytes(self) -> int:
@@ -73,7 +77,6 @@ class Catalog:
     def commit(self, namespace: bytes, key: bytes, entry: Entry) -> None:
         """A version has been recorded in its journal: make it current, or void if a newer one already is."""
         segment = self.segments[entry.segment_id]
-        segment.members.setdefault(namespace, []).append(key)
         current = self.index.get(namespace, key)
         book = self.books.of(namespace)
         if current is not None:
@@ -92,6 +95,35 @@ class Catalog:
         segment.live_bytes += object_charge(entry.length)
         if book is not None:
             book.add((namespace, key), entry.length, entry.sequence)
+
+    def commit_many(self, namespace: bytes, keys: Sequence[bytes], entries: Sequence[Entry]) -> None:
+        """`commit` each of a batch, all in one segment."""
+        if len(keys) >= FEW and len(set(map(len, keys))) == 1:
+            self.commit_columns(namespace, keys, np.array(entries, dtype=ENTRY))
+            return
+        for key, entry in zip(keys, entries, strict=True):
+            self.commit(namespace, key, entry)
+
+    def commit_columns(self, namespace: bytes, keys: Sequence[bytes] | KeyMatrix, entries: Entries) -> None:
+        """`commit` a batch, at least one, all in one segment and with keys of one length.
+
+        Those of which another version is there go one by one, after the others.
+        """
+        left = self.index.put_new(namespace, keys, entries)
+        new = np.delete(entries, left) if left else entries
+        lengths = new["length"].astype(np.int64)
+        segment = self.segments[int(entries["segment_id"][0])]
+        segment.objects += len(new)
+        segment.object_bytes += int(lengths.sum())
+        segment.live_bytes += int(object_charges(lengths).sum())
+        book = self.books.of(namespace)
+        if book is not None:
+            is_left = set(left)
+            for position, (key, entry) in enumerate(zip(keys, entries.tolist(), strict=True)):
+                if position not in is_left:
+                    book.add((namespace, bytes(key)), entry[2], entry[4])
+        for position in left:
+            self.commit(namespace, bytes(keys[position]), Entry._make(entries.item(position)))
 
     def drop(self, namespace: bytes, key: bytes, *, only: Entry | None = None) -> Entry | None:
         """Make the key absent and void its commit; what was there. With `only`: if that is the version."""
@@ -119,13 +151,16 @@ class Catalog:
 
     def doom(self, segment: Segment) -> None:
         """Evict whatever is left in a segment and hand its files over for removal."""
-        for namespace, keys in segment.members.items():
-            for key in keys:
-                entry = self.index.get(namespace, key)
-                if entry is not None and entry.segment_id == segment.segment_id:
-                    self._forget(namespace, key, entry)
-                    self.tally.evicted_objects += 1
-                    self.tally.evicted_bytes += entry.length
+        for group in self.index.segment(segment.segment_id):
+            lengths = group.entries["length"]
+            self.tally.evicted_objects += len(lengths)
+            self.tally.evicted_bytes += int(lengths.sum(dtype=np.int64))
+            book = self.books.of(group.namespace)
+            if book is not None:
+                for key, length in zip(group.keys, lengths.tolist(), strict=True):
+                    book.remove((group.namespace, key), length)
+        self.index.pop_segment(segment.segment_id)
+        segment.objects = segment.object_bytes = segment.live_bytes = 0
         del self.segments[segment.segment_id]
         self.unkilled.pop(segment.segment_id, None)
         self.doomed.append(segment)
@@ -137,10 +172,9 @@ class Catalog:
             self.active = None
 
     def _forget(self, namespace: bytes, key: bytes, only: Entry | None) -> Entry | None:
-        entry = self.index.get(namespace, key)
-        if entry is None or (only is not None and entry.place != only.place):
+        entry = self.index.pop(namespace, key, only=only)
+        if entry is None:
             return None
-        self.index.pop(namespace, key)
         self._uncount(entry)
         book = self.books.of(namespace)
         if book is not None:
@@ -152,6 +186,9 @@ class Catalog:
         segment.objects -= 1
         segment.object_bytes -= entry.length
         segment.live_bytes -= object_charge(entry.length)
+
+    def _cool(self, subject: Subject) -> None:
+        self.index.set_uses(*subject, 0)
 
     def _sight(self, subject: Subject) -> Sight | None:
         entry = self.index.get(*subject)

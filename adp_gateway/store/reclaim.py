@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import attrs
+import numpy as np
 
 from .catalog import Catalog
 from .index import Entry
@@ -68,26 +69,23 @@ def survivors(catalog: Catalog, victim: Segment, *, budget_bytes: int) -> Iterat
 
 def _worthy(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
     is_everything = victim.is_mostly_dead
-    for namespace, keys in victim.members.items():
-        for key in dict.fromkeys(keys):
-            entry = catalog.index.get(namespace, key)
-            if entry is None or entry.segment_id != victim.segment_id:
-                continue
-            if entry.is_used or is_everything:
-                yield Survivor(namespace, key, entry)
+    for group in catalog.index.segment(victim.segment_id):
+        keys = group.keys
+        chosen = range(len(keys)) if is_everything else np.flatnonzero(group.entries["uses"]).tolist()
+        for position in chosen:
+            yield Survivor(group.namespace, keys[position], group.entry(position))
 
 
 def _held(catalog: Catalog, victim: Segment) -> Iterator[Survivor]:
     if not catalog.holds.items:
         return
-    for namespace, keys in victim.members.items():
-        held = catalog.holds.held(namespace)
+    for group in catalog.index.segment(victim.segment_id):
+        held = catalog.holds.held(group.namespace)
         if not held:
             continue
-        for key in dict.fromkeys(keys):
-            entry = catalog.index.get(namespace, key) if key in held else None
-            if entry is not None and entry.segment_id == victim.segment_id:
-                yield Survivor(namespace, key, entry)
+        for position, key in enumerate(group.keys):
+            if key in held:
+                yield Survivor(group.namespace, key, group.entry(position))
 
 
 @attrs.define(eq=False)

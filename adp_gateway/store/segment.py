@@ -5,11 +5,13 @@ are called in I/O threads.
 """
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from adp_gateway.device.base import DeviceFile
 
 from .base import Extent
-from .format import RECORD_BYTES, aligned
+from .format import RECORD_BYTES, UNIT_BYTES, aligned
 from .index import Entry
 from .journal import Journal
 from .leases import Cohort, LeaseLedger, Subject
@@ -59,8 +61,6 @@ class Segment:
     is_sealed: bool = False
     is_trimmed: bool = False  # the data file ends where its last payload does
     is_dirty: bool = False  # acknowledged writes may not be on the medium yet
-    #: Every key ever committed here, by namespace; whether the index still points here is for it to say.
-    members: dict[bytes, list[bytes]] = attrs.field(factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -154,3 +154,8 @@ def extent_bytes(length: int) -> int:
 def object_charge(length: int) -> int:
     """What an object counts for: its extent, and the records of its commit and its kill."""
     return extent_bytes(length) + 2 * RECORD_BYTES
+
+
+def object_charges(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`object_charge` of each."""
+    return -(-np.maximum(lengths, 1) // UNIT_BYTES) * UNIT_BYTES + 2 * RECORD_BYTES

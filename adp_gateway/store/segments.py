@@ -171,10 +171,9 @@ class SegmentStore:
         statuses = bytearray([Status.NOT_FOUND]) * len(keys)
         found: list[int] = []
         try:
-            for position, key in enumerate(keys):
-                entry = self._catalog.index.get(namespace, key)
+            for position, entry in enumerate(self._catalog.index.get_many(namespace, keys)):
                 if entry is not None:
-                    leases.append(self._lease((namespace, key), entry))
+                    leases.append(self._lease((namespace, keys[position]), entry))
                     found.append(position)
             for position, status in zip(found, await self.verify(leases), strict=True):
                 statuses[position] = status
@@ -328,12 +327,13 @@ class SegmentStore:
         """Bring the catalog up to what a write did."""
         catalog = self._catalog
         failed: list[Record] = []
+        whole: list[Record] = []
         for record, status in zip(records, statuses, strict=True):
-            if status == Status.OK:
-                catalog.commit(record.namespace, record.key, _entry(segment, record))
-                catalog.tally.stored_objects += 1
-            else:
-                failed.append(record)
+            (whole if status == Status.OK else failed).append(record)
+        if whole:
+            entries = [_entry(segment, record) for record in whole]
+            catalog.commit_many(whole[0].namespace, [record.key for record in whole], entries)
+            catalog.tally.stored_objects += len(whole)
         if not is_suspect:
             _give_back(segment, failed)
             return

@@ -11,21 +11,22 @@ from adp_gateway.config import MIB, StoreConfig, default_capacity_bytes, default
 from adp_gateway.device.memory import MemoryDevice
 from adp_gateway.store.catalog import Catalog
 from adp_gateway.store.files import create_files
-from adp_gateway.store.format import RECORD_BYTES, UNIT_BYTES
+from adp_gateway.store.format import MAX_SEGMENT_ID, RECORD_BYTES, UNIT_BYTES
 from adp_gateway.store.index import Entry, Index
 from adp_gateway.store.leases import LeaseLedger
+from adp_gateway.store.quotas import Account
 from adp_gateway.store.reclaim import Survivor, choose_victim, survivors
 from adp_gateway.store.segment import Layout
 from gateway.objects import KIB, NAMESPACE, OTHER_NAMESPACE, key
 
 entries = st.builds(
     Entry,
-    segment_id=st.integers(0, 2**32 - 1),
+    segment_id=st.integers(0, MAX_SEGMENT_ID),
     offset=st.integers(0, 2**32 - 1).map(lambda unit: unit * UNIT_BYTES),
     length=st.integers(0, 2**32 - 1),
     checksum=st.integers(0, 2**64 - 1),
     sequence=st.integers(0, 2**64 - 1),
-    is_used=st.booleans(),
+    uses=st.integers(0, 3),
 )
 
 
@@ -46,9 +47,9 @@ def test_the_index_is_a_dictionary_of_dictionaries():
     assert index.exist(NAMESPACE, [b"a", b"b"]) == bytes([0, 1])
     assert index.exist(bytes(31), [b"a", b"b"]) == bytes([1, 1])
     assert list(index.use(NAMESPACE, [b"b", b"a"])) == [None, second]
-    assert index.get(NAMESPACE, b"a") == second._replace(is_used=True)
+    assert index.get(NAMESPACE, b"a") == second._replace(uses=1)
     assert index.get(OTHER_NAMESPACE, b"a") == second
-    assert index.pop(NAMESPACE, b"a") == second._replace(is_used=True)
+    assert index.pop(NAMESPACE, b"a") == second._replace(uses=1)
     assert index.pop(NAMESPACE, b"a") is None
     assert len(index) == 1
 
@@ -167,6 +168,35 @@ def test_a_copy_of_the_same_version_takes_over(catalog):
     catalog.commit(NAMESPACE, key(1), copy)
     assert catalog.index.get(NAMESPACE, key(1)) == copy
     assert kills(catalog) == [(1, 0)]
+
+
+@pytest.mark.parametrize("accounts", [(), (Account(name="all", prefix=NAMESPACE[:8], quota_bytes=1 << 30),)])
+@pytest.mark.parametrize("names", [[key(n) for n in range(30)], [b"x" * (1 + n) for n in range(30)]])
+def test_a_batch_is_its_commits_one_after_the_other(catalog, accounts, names):
+    """Also where some are there already, newer or older, or stand in the batch twice."""
+    names = [*names, *names[:5]]
+    entries = [Entry(3, n * UNIT_BYTES, 100 + n, n, 100 + n) for n in range(len(names))]
+    batch, single = (
+        Catalog(accounts, segments={n: attrs.evolve(segment) for n, segment in catalog.segments.items()})
+        for _ in range(2)
+    )
+    for each in (batch, single):
+        each.commit(NAMESPACE, names[3], Entry(2, 0, 10, 0, 50))
+        each.commit(NAMESPACE, names[7], Entry(2, 4096, 10, 0, 500))
+    batch.commit_many(NAMESPACE, names, entries)
+    for name, entry in zip(names, entries, strict=True):
+        single.commit(NAMESPACE, name, entry)
+    assert look(batch, names) == look(single, names)
+    assert sorted(kills(batch)) == sorted(kills(single))
+    for each in (batch, single):
+        each.doom(each.segments[3])
+    assert look(batch, names) == look(single, names)
+    assert batch.index.exist(NAMESPACE, names).count(0) == 1
+
+
+def look(catalog: Catalog, names: list[bytes]) -> object:
+    counts = [(s.objects, s.object_bytes, s.live_bytes) for s in catalog.segments.values()]
+    return (catalog.index.get_many(NAMESPACE, names), counts, catalog.books.stats, catalog.tally)
 
 
 def test_drop_of_another_version_does_nothing(catalog):
