@@ -14,7 +14,7 @@ from adp_gateway.device.base import Device, DeviceFile
 from adp_gateway.device.file import FileDevice
 from adp_gateway.errors import StorageError
 from adp_gateway.store.base import Status
-from adp_gateway.store.format import RECORD_BYTES, Kind, Record, data_name, journal_name
+from adp_gateway.store.format import RECORD_BYTES, Kind, Record, data_name, journal_name, to_records
 from adp_gateway.store.journal import Journal
 from adp_gateway.store.recovery import (
     SegmentScan,
@@ -32,6 +32,7 @@ class Damage(enum.Enum):
     CORRUPT = "bytes and checksum disagree"
     MISSING = "the data file ends before the object does"
     UNREADABLE = "the device cannot read it"
+    DOUBTFUL = "a damaged journal record may have been its delete"
     DAMAGED_RECORD = "a journal record does not decode"
     TORN_TAIL = "the journal ends in bytes that are no record"
     HALF_SEGMENT = "one of the two files of a segment is not there"
@@ -136,8 +137,9 @@ class _Check:
         )
 
     def _check_segment(self, scan: SegmentScan, data: DeviceFile, log: DeviceFile) -> None:
-        bad = [(record, Damage.MISSING) for record in scan.missing]
-        for record in scan.live:
+        bad = [(record, Damage.MISSING) for record in to_records(scan.missing)]
+        bad += [(record, Damage.DOUBTFUL) for record in to_records(scan.doubtful)]
+        for record in to_records(scan.live):
             (status,) = self._transfers.verify([Source(data, record.offset, record.length, record.checksum)])
             if status == Status.OK:
                 self._objects += 1
@@ -171,14 +173,11 @@ class _Check:
             self._repair(scan, [record for record, _ in bad], log)
 
     def _repair(self, scan: SegmentScan, bad: list[Record], log: DeviceFile) -> None:
-        """Cut the tail and kill the damaged objects.
+        """Kill the damaged objects and cut the tail, which may hold what makes an object doubtful.
 
         A record in the middle that cannot be read stays, and is told again by the next check: its slot is
         where it is, recovery passes over it, and nobody knows what it said.
         """
-        if scan.cut_bytes:
-            log.truncate(scan.slots * RECORD_BYTES)
-            self._repaired += 1
         journal = Journal(
             log,
             segment_id=scan.segment_id,
@@ -188,4 +187,7 @@ class _Check:
         if bad:
             journal.append([record._replace(kind=Kind.KILL) for record in bad])
             self._repaired += len(bad)
+        if log.size() > journal.length_bytes:
+            log.truncate(journal.length_bytes)
+        self._repaired += scan.cut_bytes > 0
         journal.sync()

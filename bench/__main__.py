@@ -14,6 +14,7 @@ import anyio
 
 from adp_client import Client, ClientConfig
 from bench.exists import measure_exists
+from bench.index import measure_memory, measure_reopen
 from bench.machine import describe
 from bench.queueing import measure_queueing
 from bench.reads import measure_reads
@@ -58,6 +59,16 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
                 values = await measure_values(client, folder=folder, samples=samples)
                 print("reads while writes are queued ...", flush=True)
                 queueing = [await measure_queueing(client, samples=4 * samples)]
+    print("a million objects ...", flush=True)
+    path = folder / "million.sock"
+    async with (
+        run_gateway(
+            data=folder / "data-million", endpoint=f"unix://{path}", log=folder / "million.log"
+        ) as endpoint,
+        Client(ClientConfig(endpoint=endpoint)) as client,
+    ):
+        index = [await measure_memory(client, path=path)]
+    index.append(measure_reopen(folder))
     return [
         worst("socket_read_vs_sendfile", throughput),
         *throughput,
@@ -67,6 +78,7 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
         *values,
         *queueing,
         *exists,
+        *index,
         max(
             (row for row in cpu if row.name.startswith("client_cpu") and row.name.endswith("/256k")),
             key=lambda row: row.ours,

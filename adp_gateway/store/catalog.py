@@ -74,15 +74,18 @@ class Catalog:
         self.next_sequence += 1
         return sequence
 
-    def commit(self, namespace: bytes, key: bytes, entry: Entry) -> None:
-        """A version has been recorded in its journal: make it current, or void if a newer one already is."""
+    def commit(self, namespace: bytes, key: bytes, entry: Entry) -> bool:
+        """A version has been recorded in its journal: make it current, or void if a newer one already is.
+
+        Whether there was another.
+        """
         segment = self.segments[entry.segment_id]
         current = self.index.get(namespace, key)
         book = self.books.of(namespace)
         if current is not None:
             if current.sequence > entry.sequence:
                 self.void(namespace, key, entry)
-                return
+                return True
             self._uncount(current)
             self.void(namespace, key, current)
             if current.sequence == entry.sequence:
@@ -95,6 +98,7 @@ class Catalog:
         segment.live_bytes += object_charge(entry.length)
         if book is not None:
             book.add((namespace, key), entry.length, entry.sequence)
+        return current is not None
 
     def commit_many(self, namespace: bytes, keys: Sequence[bytes], entries: Sequence[Entry]) -> None:
         """`commit` each of a batch, all in one segment."""
@@ -104,10 +108,10 @@ class Catalog:
         for key, entry in zip(keys, entries, strict=True):
             self.commit(namespace, key, entry)
 
-    def commit_columns(self, namespace: bytes, keys: Sequence[bytes] | KeyMatrix, entries: Entries) -> None:
+    def commit_columns(self, namespace: bytes, keys: Sequence[bytes] | KeyMatrix, entries: Entries) -> int:
         """`commit` a batch, at least one, all in one segment and with keys of one length.
 
-        Those of which another version is there go one by one, after the others.
+        How many met another version. They go one by one, after the others.
         """
         left = self.index.put_new(namespace, keys, entries)
         new = np.delete(entries, left) if left else entries
@@ -122,8 +126,8 @@ class Catalog:
             for position, (key, entry) in enumerate(zip(keys, entries.tolist(), strict=True)):
                 if position not in is_left:
                     book.add((namespace, bytes(key)), entry[2], entry[4])
-        for position in left:
-            self.commit(namespace, bytes(keys[position]), Entry._make(entries.item(position)))
+        commits = ((bytes(keys[position]), Entry._make(entries.item(position))) for position in left)
+        return sum(self.commit(namespace, key, entry) for key, entry in commits)
 
     def drop(self, namespace: bytes, key: bytes, *, only: Entry | None = None) -> Entry | None:
         """Make the key absent and void its commit; what was there. With `only`: if that is the version."""

@@ -1,41 +1,56 @@
 """From what a crash left to a working catalog. Reads journals only, never payloads.
 
 It does not refuse to start for anything that a crash or a damaged disk can do: what does not decode is cut
-off (at the end of a journal) or passed over (in the middle), and counted. The one thing it refuses is a store
+off (at the end of a journal) or passed over (in the middle), and counted. Journals are read in pieces, whole
+columns of records at a time, and a hole longer than any journal ends one. The one thing it refuses is a store
 of a newer format, before it has touched anything.
 """
 
 import contextlib
 import logging
+from collections.abc import Iterator
+from typing import Final
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from adp_gateway.device.base import Device, DeviceFile
 from adp_gateway.errors import CorruptRecord, DeviceFault, NotAStore, StorageError
 
 from .catalog import Catalog
 from .format import (
+    NAMESPACE_BYTES,
     RECORD_BYTES,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_NAME,
+    UNIT_BYTES,
     Header,
     Kind,
     Record,
+    Records,
     check_superblock,
     data_name,
+    decode_columns,
     decode_header,
-    decode_records,
     encode_superblock,
     is_superblock_of_ours,
     journal_name,
     parse_name,
+    to_records,
 )
 from .index import Entry
 from .journal import Journal
 from .quotas import Account
-from .segment import Layout, Segment, extent_bytes
+from .replay import Replay
+from .segment import Layout, Segment
+from .table import ENTRY
 
 logger = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = 8192 * RECORD_BYTES  # of a journal, in memory at a time
+_LONGEST_GAP_BYTES: Final = 64 << 20  # the journal of the largest segment that nobody asked for
+_NAMESPACE: Final = np.dtype((np.void, NAMESPACE_BYTES))
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +61,7 @@ class RecoveryReport:
     segments: int = 0
     cut_bytes: int = 0  # torn tails of journals
     damaged_records: int = 0  # records in the middle of a journal that do not decode
+    doubtful_commits: int = 0  # dropped: a damaged record may have been their kill
     missing_payloads: int = 0  # commits whose bytes are not in the data file
     superseded_commits: int = 0  # older versions that had not been killed yet
     removed_files: int = 0  # left over from segments half made or half removed
@@ -57,6 +73,7 @@ class RecoveryReport:
             f"{self.objects} objects in {self.segments} segments",
             self.cut_bytes and f"{self.cut_bytes} bytes of torn journals cut off",
             self.damaged_records and f"{self.damaged_records} damaged journal records",
+            self.doubtful_commits and f"{self.doubtful_commits} objects dropped that may have been deleted",
             self.missing_payloads and f"{self.missing_payloads} objects without their bytes dropped",
             self.superseded_commits and f"{self.superseded_commits} older versions dropped",
             self.removed_files and f"{self.removed_files} leftover files removed",
@@ -75,8 +92,9 @@ class SegmentScan:
     data_bytes: int
     journal_bytes: int
     slots: int  # up to and including the last record that decodes; the header has the first
-    live: tuple[Record, ...]
-    missing: tuple[Record, ...]  # committed and not killed, but the data file ends before they do
+    live: Records
+    missing: Records  # committed and not killed, but the data file ends before they do
+    doubtful: Records  # committed, and killed by what may have been a kill
     commits: int  # as `Segment.commits`
     tail_bytes: int
     damaged_records: int
@@ -181,36 +199,38 @@ def scan_segment(
         DeviceFault: it cannot be read.
     """
     data_bytes = data.size()
-    raw = _contents(journal, max_command_bytes)
+    journal_bytes = journal.size()
     header = None
     with contextlib.suppress(CorruptRecord):
-        header = decode_header(raw)
-    unkilled: dict[int, Record] = {}
-    commits = tail_bytes = damaged = undecided = 0
-    slots = 1
-    for slot, record in enumerate(decode_records(raw[RECORD_BYTES:], segment_id=segment_id, slot=1), 1):
-        if record is None:
-            undecided += 1  # damage if a good record follows, a torn tail if none does
+        raw = _contents(journal, 0, min(RECORD_BYTES, journal_bytes), max_command_bytes)
+        header = decode_header(bytes(raw))
+    # No journal has a longer gap than it has room: behind such a hole, a file of any size, comes nothing.
+    longest_gap = max(_LONGEST_GAP_BYTES, Layout(header.segment_bytes).journal_bytes if header else 0)
+    gap = 0
+    replay = Replay()
+    for start in range(RECORD_BYTES, journal_bytes, _PIECE_BYTES):
+        raw = _contents(journal, start, min(_PIECE_BYTES, journal_bytes - start), max_command_bytes)
+        if not np.frombuffer(raw, np.uint8).any():
+            gap += len(raw)
+            if gap > longest_gap:
+                break
             continue
-        damaged, undecided, slots = damaged + undecided, 0, slot + 1
-        if record.kind == Kind.COMMIT:
-            commits += 1
-            tail_bytes = max(tail_bytes, record.offset + extent_bytes(record.length))
-            unkilled[record.offset] = record
-        elif unkilled.pop(record.offset, None) is None:
-            commits += 1  # what it kills is one of the damaged, or never was: keep the slot count whole
-    live = tuple(record for record in unkilled.values() if record.offset + record.length <= data_bytes)
+        gap = 0
+        slot = start // RECORD_BYTES
+        replay.add(*decode_columns(raw, segment_id=segment_id, slot=slot), slot=slot)
+    replayed = replay.outcome(data_bytes=data_bytes)
     return SegmentScan(
         segment_id=segment_id,
         header=header,
         data_bytes=data_bytes,
-        journal_bytes=len(raw),
-        slots=slots,
-        live=live,
-        missing=tuple(record for record in unkilled.values() if record.offset + record.length > data_bytes),
-        commits=commits + damaged,
-        tail_bytes=tail_bytes,
-        damaged_records=damaged,
+        journal_bytes=journal_bytes,
+        slots=replayed.slots,
+        live=replayed.live,
+        missing=replayed.missing,
+        doubtful=replayed.doubtful,
+        commits=replayed.commits,
+        tail_bytes=replayed.tail_bytes,
+        damaged_records=replayed.damaged_records,
     )
 
 
@@ -227,7 +247,7 @@ def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog
     catalog = Catalog(accounts)
     found = segment_files(device)
     catalog.next_segment_id = max(found, default=0) + 1
-    cut = damaged = missing = superseded = removed = unreadable = 0
+    cut = damaged = doubtful = missing = superseded = removed = unreadable = 0
     for segment_id, kinds in found.items():
         names = (journal_name(segment_id), data_name(segment_id))
         if len(kinds) < 2:
@@ -248,22 +268,26 @@ def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog
         damaged += scan.damaged_records
         if scan.damaged_records:
             logger.warning(
-                "segment %d: %d journal records are damaged; objects are missing, or deleted ones back",
+                "segment %d: %d journal records are damaged; objects are missing",
                 segment_id,
                 scan.damaged_records,
             )
+        doubtful += len(scan.doubtful)
         missing += len(scan.missing)
-        for record in scan.missing:
+        void = [scan.missing]
+        if segment.journal.length_bytes == scan.slots * RECORD_BYTES:
+            void.append(scan.doubtful)
+        for record in to_records(np.concatenate(void)):
             catalog.void(record.namespace, record.key, _entry(segment_id, record))
-        for record in scan.live:
-            superseded += catalog.index.get(record.namespace, record.key) is not None
-            catalog.commit(record.namespace, record.key, _entry(segment_id, record))
-            catalog.next_sequence = max(catalog.next_sequence, record.sequence + 1)
+        superseded += _commit(catalog, segment_id, scan.live)
+        if len(scan.live):
+            catalog.next_sequence = max(catalog.next_sequence, int(scan.live["sequence"].max()) + 1)
     return catalog, RecoveryReport(
         objects=len(catalog.index),
         segments=len(catalog.segments),
         cut_bytes=cut,
         damaged_records=damaged,
+        doubtful_commits=doubtful,
         missing_payloads=missing,
         superseded_commits=superseded,
         removed_files=removed,
@@ -290,7 +314,8 @@ def resume(catalog: Catalog, *, segment_bytes: int) -> None:
 def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | None:
     """The segment with its torn tail cut off, or None if it is void.
 
-    The tail is cut, not only ignored: an append behind it would be hidden from the next recovery.
+    The tail is cut, not only ignored: an append behind it would be hidden from the next recovery. What made a
+    commit doubtful may stand there, so its kill is written first.
     """
     data = journal = None
     try:
@@ -302,8 +327,13 @@ def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | No
             data.close()
             journal.close()
             return None
-        if scan.cut_bytes:
-            journal.truncate(scan.slots * RECORD_BYTES)
+        appending = Journal(journal, segment_id=segment_id, slots=scan.slots, max_command_bytes=step)
+        if len(scan.doubtful):
+            with contextlib.suppress(StorageError):  # `recover` has it tried again
+                appending.append([record._replace(kind=Kind.KILL) for record in to_records(scan.doubtful)])
+        if journal.size() > appending.length_bytes:
+            journal.truncate(appending.length_bytes)
+        if scan.cut_bytes or len(scan.doubtful):
             journal.sync()
         if scan.data_bytes > scan.tail_bytes:
             data.truncate(scan.tail_bytes)
@@ -316,7 +346,7 @@ def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | No
         segment_id=segment_id,
         layout=Layout(scan.header.segment_bytes if scan.header else 0),
         data=data,
-        journal=Journal(journal, segment_id=segment_id, slots=scan.slots, max_command_bytes=step),
+        journal=appending,
         tail_bytes=scan.tail_bytes,
         commits=scan.commits,
         is_sealed=True,
@@ -330,14 +360,44 @@ def _entry(segment_id: int, record: Record) -> Entry:
     return Entry(segment_id, record.offset, record.length, record.checksum, record.sequence)
 
 
-def _contents(file: DeviceFile, max_command_bytes: int) -> bytes:
-    contents = bytearray(file.size())
+def _commit(catalog: Catalog, segment_id: int, live: Records) -> int:
+    """Commit what a journal holds; how many of them met another version."""
+    if not len(live):
+        return 0
+    entries = np.zeros(len(live), dtype=ENTRY)
+    entries["segment_id"] = segment_id
+    entries["offset"] = live["unit"].astype(np.uint64) * np.uint64(UNIT_BYTES)
+    for name in ("length", "checksum", "sequence"):
+        entries[name] = live[name]
+    superseded = 0
+    for namespace, size, positions in _alike(live):
+        keys = live["key"][positions, :size]
+        superseded += catalog.commit_columns(namespace, keys, entries[positions])
+    return superseded
+
+
+def _alike(records: Records) -> Iterator[tuple[bytes, int, npt.NDArray[np.int64]]]:
+    """The positions of records of one namespace and length of keys, for each."""
+    sizes, namespaces = records["key_bytes"], records["namespace"]
+    if (sizes == sizes[0]).all() and (namespaces == namespaces[0]).all():
+        yield namespaces[0].tobytes(), int(sizes[0]), np.arange(len(records))
+        return
+    numbers: dict[tuple[bytes, int], int] = {}
+    names = np.ascontiguousarray(namespaces).view(_NAMESPACE)[:, 0].tolist()
+    pairs = zip(names, sizes.tolist(), strict=True)
+    numbered = np.fromiter((numbers.setdefault(pair, len(numbers)) for pair in pairs), np.int64, len(records))
+    for (namespace, size), number in numbers.items():
+        yield namespace, size, np.flatnonzero(numbered == number)
+
+
+def _contents(file: DeviceFile, start: int, length: int, max_command_bytes: int) -> bytearray:
+    contents = bytearray(length)
     with memoryview(contents) as view:
-        for start in range(0, len(view), max_command_bytes):
-            piece = view[start : start + max_command_bytes]
-            if file.read_into(piece, start) != len(piece):
+        for at in range(0, length, max_command_bytes):
+            piece = view[at : at + max_command_bytes]
+            if file.read_into(piece, start + at) != len(piece):
                 raise DeviceFault(f"{file.name} has become shorter while it was read")
-    return bytes(contents)
+    return contents
 
 
 def _removed(device: Device, name: str) -> bool:
