@@ -55,7 +55,9 @@ class Catalog:
     books: Books = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.books = Books(self.accounts, Shelf(self._sight, self._cool, self.evict))
+        self.books = Books(
+            self.accounts, Shelf(self.index.tickets, self.index.named, self._sight, self._cool, self.evict)
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -122,10 +124,10 @@ class Catalog:
         segment.live_bytes += int(object_charges(lengths).sum())
         book = self.books.of(namespace)
         if book is not None:
-            is_left = set(left)
-            for position, (key, entry) in enumerate(zip(keys, entries.tolist(), strict=True)):
-                if position not in is_left:
-                    book.add((namespace, bytes(key)), entry[2], entry[4])
+            is_new = np.ones(len(entries), dtype=np.bool_)
+            is_new[left] = False
+            names = [bytes(keys[position]) for position in np.flatnonzero(is_new).tolist()]
+            book.add_many(namespace, names, lengths.tolist(), new["sequence"].tolist())
         commits = ((bytes(keys[position]), Entry._make(entries.item(position))) for position in left)
         return sum(self.commit(namespace, key, entry) for key, entry in commits)
 

@@ -130,6 +130,34 @@ class Index:
                 own = rows[namespace_ids == namespace_id]
                 yield Group(self._namespaces[namespace_id], table.entries(own), table, own)
 
+    def tickets(self, namespace: bytes, keys: Sequence[bytes]) -> list[int]:
+        """A number for the row of each object, which are all there; a row may be another's later."""
+        namespace_id = self._ids[namespace]
+        if len(keys) < FEW:
+            return [len(key) << 32 | self._tables[len(key)].find_one(namespace_id, key) for key in keys]
+        tickets = np.zeros(len(keys), dtype=np.uint64)
+        for table, rows, positions in self._find(namespace_id, keys):
+            tickets[positions] = rows | np.uint64(table.key_bytes << 32)
+        found: list[int] = tickets.tolist()
+        return found
+
+    def named(self, tickets: Sequence[int], sequences: Sequence[int]) -> list[tuple[bytes, bytes] | None]:
+        """Namespace and key of the object in each row; None if the version there is not that one any more."""
+        numbers = np.array(tickets, dtype=np.uint64)
+        rows = (numbers & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        sizes = numbers >> np.uint64(32)
+        wanted = np.array(sequences, dtype=np.uint64)
+        found: list[tuple[bytes, bytes] | None] = [None] * len(rows)
+        for size in set(sizes.tolist()):
+            table = self._tables[size]
+            positions = np.flatnonzero(sizes == size)
+            positions = positions[table.has_versions(rows[positions], wanted[positions])]
+            there = rows[positions]
+            names = zip(table.namespace_ids(there).tolist(), table.keys(there), strict=True)
+            for position, (namespace_id, key) in zip(positions.tolist(), names, strict=True):
+                found[position] = (self._namespaces[namespace_id], key)
+        return found
+
     # Changing
 
     def set_uses(self, namespace: bytes, key: bytes, uses: int) -> None:

@@ -88,10 +88,11 @@ class MemoryStore:
         self._capacity_bytes = capacity_bytes
         self._max_object_bytes = min(max_object_bytes, capacity_bytes)
         self._objects: OrderedDict[Subject, StoredObject] = OrderedDict()  # least recently used first
+        self._subjects: dict[int, Subject] = {}  # by sequence
         self._object_bytes = 0
         self._ledger = LeaseLedger()
         self._holds = Holds()
-        self._books = Books(accounts, Shelf(self._sight, self._cool, self._evict))
+        self._books = Books(accounts, Shelf(self._tickets, self._named, self._sight, self._cool, self._evict))
         self._stored = self._evicted = self._evicted_bytes = self._corrupt = 0
 
     @property
@@ -231,6 +232,7 @@ class MemoryStore:
         self._drop(subject)
         self._stored += 1
         self._objects[subject] = StoredObject(payload, checksum, self._stored)
+        self._subjects[self._stored] = subject
         self._object_bytes += len(payload)
         book = self._books.of(subject[0])
         if book is not None:
@@ -258,6 +260,12 @@ class MemoryStore:
         self._evicted += 1
         self._drop(subject)
 
+    def _tickets(self, namespace: bytes, keys: Sequence[bytes]) -> list[int]:
+        return [self._objects[namespace, key].sequence for key in keys]
+
+    def _named(self, tickets: Sequence[int], _sequences: Sequence[int]) -> list[Subject | None]:
+        return [self._subjects.get(ticket) for ticket in tickets]
+
     def _cool(self, subject: Subject) -> None:
         self._objects[subject].is_used = False
 
@@ -272,6 +280,7 @@ class MemoryStore:
         stored = self._objects.pop(subject, None)
         if stored is None:
             return False
+        del self._subjects[stored.sequence]
         self._object_bytes -= len(stored.payload)
         book = self._books.of(subject[0])
         if book is not None:

@@ -10,8 +10,8 @@ so overwriting costs the difference, and whatever is committed, lost or deleted 
 never has more than its quota.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -24,6 +24,8 @@ PREFIX_BYTES = 8
 
 #: Names of versions that are gone are dropped from a queue when there are this many more than half of it.
 _SLACK = 1024
+
+_STEP = 32  # names that are looked up together
 
 
 @attrs.frozen(kw_only=True)
@@ -46,11 +48,47 @@ class Sight(NamedTuple):
 
 @attrs.frozen
 class Shelf:
-    """The three things that quotas ask of a store."""
+    """What quotas ask of a store.
 
+    A ticket is the store's own number, below 2**64, for the place where it keeps an object; later objects may
+    have it again. `named` tells for pairs of ticket and sequence which object that is, or None where that
+    version is not there any more.
+    """
+
+    tickets: Callable[[bytes, Sequence[bytes]], list[int]]  # of objects of a namespace that are there
+    named: Callable[[Sequence[int], Sequence[int]], list[Subject | None]]
     look: Callable[[Subject], Sight | None]
     cool: Callable[[Subject], None]  # take back that the object has been used
     evict: Callable[[Subject], None]
+
+
+class _Queue:
+    """Tickets and sequences, first in, first out, in 16 bytes a pair and half as much again."""
+
+    def __init__(self) -> None:
+        self._tickets = array("Q")
+        self._sequences = array("Q")
+        self._first = 0  # what stands in front of it has gone
+
+    def __len__(self) -> int:
+        return len(self._tickets) - self._first
+
+    def extend(self, tickets: Iterable[int], sequences: Iterable[int]) -> None:
+        """Put pairs at the end."""
+        self._tickets.extend(tickets)
+        self._sequences.extend(sequences)
+
+    def steps(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """All of it in order, a step at a time."""
+        for start in range(self._first, len(self._tickets), _STEP):
+            yield self._tickets[start : start + _STEP], self._sequences[start : start + _STEP]
+
+    def drop(self, count: int) -> None:
+        """Take so many from the front."""
+        self._first += count
+        if 3 * self._first > len(self._tickets):
+            del self._tickets[: self._first], self._sequences[: self._first]
+            self._first = 0
 
 
 class Book:
@@ -64,7 +102,7 @@ class Book:
         self._evicted_objects = 0
         self._bound_bytes = 0  # never less than used; what it can become if all that is under way succeeds
         self._pending: dict[Subject, list[int]] = {}  # charges of the puts under way
-        self._queue: deque[tuple[bytes, bytes, int]] = deque()  # namespace, key, sequence
+        self._queue = _Queue()
 
     @property
     def stats(self) -> AccountStats:
@@ -81,14 +119,24 @@ class Book:
 
     def add(self, subject: Subject, length: int, sequence: int) -> None:
         """An object has become current; the version before it, if any, has been removed."""
-        charge, pending = object_charge(length), self._largest_pending(subject)
-        self._objects += 1
-        self._used_bytes += charge
-        self._bound_bytes += max(charge, pending) - pending
+        namespace, key = subject
+        self.add_many(namespace, [key], [length], [sequence])
+
+    def add_many(
+        self, namespace: bytes, keys: Sequence[bytes], lengths: Sequence[int], sequences: Sequence[int]
+    ) -> None:
+        """`add` for each."""
+        charges = [object_charge(length) for length in lengths]
+        self._objects += len(charges)
+        self._used_bytes += sum(charges)
+        self._bound_bytes += sum(charges)
+        if self._pending:
+            for key, charge in zip(keys, charges, strict=True):
+                self._bound_bytes -= min(charge, self._largest_pending((namespace, key)))
         if self.account.quota_bytes is not None:
-            self._queue.append((*subject, sequence))
+            self._queue.extend(self._shelf.tickets(namespace, keys), sequences)
             if len(self._queue) > 2 * self._objects + _SLACK:
-                self._queue = deque(entry for entry in self._queue if self._sight(entry))
+                self._tidy()
 
     def remove(self, subject: Subject, length: int) -> None:
         """An object is not current any more."""
@@ -143,33 +191,39 @@ class Book:
         sight = self._shelf.look(subject)
         return max(0 if sight is None else object_charge(sight.length), self._largest_pending(subject))
 
-    def _sight(self, entry: tuple[bytes, bytes, int]) -> Sight | None:
-        """The version that a place in the queue stands for, if it is still there."""
-        namespace, key, sequence = entry
-        sight = self._shelf.look((namespace, key))
-        return sight if sight is not None and sight.sequence == sequence else None
+    def _tidy(self) -> None:
+        """Drop what is not there any more from the queue."""
+        queue = _Queue()
+        for ticket, sequence, subject in self._oldest():
+            if subject is not None:
+                queue.extend([ticket], [sequence])
+        self._queue = queue
+
+    def _oldest(self) -> Iterator[tuple[int, int, Subject | None]]:
+        """The queue in order: ticket, sequence, and the object if it is still there."""
+        for tickets, sequences in self._queue.steps():
+            yield from zip(tickets, sequences, self._shelf.named(tickets, sequences), strict=True)
 
     def _make_room(self, excess_bytes: int, *, keep: Subject | None = None) -> bool:
         """Evict until `excess_bytes` have gone; whether they have. If they cannot go, nothing does."""
         if excess_bytes <= 0:
             return True
         victims: list[Subject] = []
-        kept: list[tuple[bytes, bytes, int]] = []
+        kept: list[tuple[int, int, Subject]] = []
         warm: list[tuple[int, int]] = []  # place in `kept`, charge
         passed = 0
-        for entry in self._queue:
+        for ticket, sequence, subject in self._oldest():
             if excess_bytes <= 0:
                 break
             passed += 1
-            sight = self._sight(entry)
-            if sight is None:
+            sight = None if subject is None else self._shelf.look(subject)
+            if subject is None or sight is None:
                 continue
-            subject = entry[:2]
             if sight.is_pinned or subject == keep or subject in self._pending:
-                kept.append(entry)
+                kept.append((ticket, sequence, subject))
             elif sight.is_used:
                 warm.append((len(kept), object_charge(sight.length)))
-                kept.append(entry)
+                kept.append((ticket, sequence, subject))
             else:
                 victims.append(subject)
                 excess_bytes -= object_charge(sight.length)
@@ -181,12 +235,13 @@ class Book:
         if excess_bytes > 0:
             return False
         gone = {place for place, _ in warm[:spent]}
-        victims += [kept[place][:2] for place in sorted(gone)]
+        victims += [kept[place][2] for place in sorted(gone)]
         for place, _ in warm[spent:]:
-            self._shelf.cool(kept[place][:2])
-        for _ in range(passed):
-            self._queue.popleft()
-        self._queue.extend(entry for place, entry in enumerate(kept) if place not in gone)
+            self._shelf.cool(kept[place][2])
+        self._queue.drop(passed)
+        for place, (ticket, sequence, _) in enumerate(kept):
+            if place not in gone:
+                self._queue.extend([ticket], [sequence])
         self._evicted_objects += len(victims)
         for victim in victims:
             self._shelf.evict(victim)

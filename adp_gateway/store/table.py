@@ -55,7 +55,7 @@ class Table:
     """All keys of `key_bytes`, of every namespace. `multipliers`: `MULTIPLIERS` secret numbers."""
 
     def __init__(self, key_bytes: int, multipliers: Sequence[int]) -> None:
-        self._key_bytes = key_bytes
+        self.key_bytes = key_bytes
         self._key_words = -(-key_bytes // 4)
         words = 1 + self._key_words
         self._summand = multipliers[0]
@@ -85,7 +85,7 @@ class Table:
 
     def pack_matrix(self, namespace_id: int, keys: npt.NDArray[np.uint8]) -> Words:
         """As `pack`, from the bytes of all keys, one after the other."""
-        size, words = self._key_bytes, 1 + self._key_words
+        size, words = self.key_bytes, 1 + self._key_words
         packed = np.empty((keys.size // size, words), dtype="<u4")
         packed[:, -1] = 0
         packed[:, 0] = namespace_id
@@ -168,7 +168,7 @@ class Table:
 
     def keys(self, rows: Rows) -> list[bytes]:
         """The keys of the rows."""
-        size = self._key_bytes
+        size = self.key_bytes
         joined = self._keys.take(rows, axis=0).view(np.uint8)[:, 4 : 4 + size].tobytes()
         return [joined[start : start + size] for start in range(0, len(joined), size)]
 
@@ -176,6 +176,13 @@ class Table:
         """The numbers of the rows' namespaces."""
         namespace_ids: npt.NDArray[np.uint32] = self._keys[rows, 0]
         return namespace_ids
+
+    def has_versions(self, rows: Rows, sequences: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Whether each row is taken, by the version with that sequence."""
+        entries = self._entries.take(rows)
+        is_there: npt.NDArray[np.bool_] = entries["sequence"] == sequences
+        is_there &= entries["segment_id"] != _NOWHERE
+        return is_there
 
     def use(self, rows: Rows) -> None:
         """Count a use of each row, up to `MAX_USES`. A row that is named twice is counted once."""

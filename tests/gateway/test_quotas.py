@@ -1,5 +1,7 @@
 """Accounts and quotas as bookkeeping: no store, no device."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,8 +24,21 @@ class Objects:
 
     def book(self, quota_bytes: int | None) -> Book:
         account = Account(name="a", prefix=OWN, quota_bytes=quota_bytes)
-        self.of_a = Book(account, Shelf(self.sights.get, self._cool, self.drop))
+        self.of_a = Book(account, self.shelf())
         return self.of_a
+
+    def shelf(self) -> Shelf:
+        return Shelf(self._tickets, self._named, self.sights.get, self._cool, self.drop)
+
+    def _tickets(self, _namespace: bytes, keys: Sequence[bytes]) -> list[int]:
+        return [sum(key) % 7 for key in keys]  # places are used again
+
+    def _named(self, tickets: Sequence[int], sequences: Sequence[int]) -> list[Subject | None]:
+        subjects = {
+            (self._tickets(subject[0], [subject[1]])[0], sight.sequence): subject
+            for subject, sight in self.sights.items()
+        }
+        return [subjects.get(pair) for pair in zip(tickets, sequences, strict=True)]
 
     def put(self, subject: Subject, length: int) -> None:
         if subject in self.sights:
@@ -154,7 +169,7 @@ def test_deletes_do_not_make_the_queue_grow() -> None:
 def test_who_owns_a_namespace() -> None:
     objects = Objects()
     accounts = [Account(name=name, prefix=name.encode() * PREFIX_BYTES) for name in "ab"]
-    books = Books(accounts, Shelf(objects.sights.get, objects.drop, objects.drop))
+    books = Books(accounts, objects.shelf())
     found = [books.of(prefix * 32) for prefix in (b"a", b"b", b"c")]
     assert [book and book.account for book in found] == [*accounts, None]
     assert [account.name for account in books.stats] == ["a", "b"]
