@@ -260,3 +260,10 @@ def test_uses_of_what_is_not_there_cannot_be_set():
         index.set_uses(NAMESPACE, b"longer", 1)
     with pytest.raises(KeyError):
         index.set_uses(OTHER_NAMESPACE, b"key", 1)
+
+
+def test_nothing_is_found_under_a_length_that_no_key_has():
+    index = Index()
+    index.put(NAMESPACE, b"key", Entry(1, 0, 0, 0, 0))
+    assert index.exist(NAMESPACE, [b"longer"] * 20) == bytes([Status.NOT_FOUND]) * 20
+    assert index.get_many(NAMESPACE, [b"longer"] * 20) == [None] * 20

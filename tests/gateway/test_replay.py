@@ -141,6 +141,13 @@ def test_a_record_in_front_of_a_commit_does_not_void_it():
     assert list(to_records(found.live)) == [commit(1)]
 
 
+def test_a_damaged_record_alone_is_a_torn_tail():
+    raw = bytearray(encode_records([commit(1)], segment_id=1, slot=1))
+    raw[100] ^= 1
+    found = replayed(bytes(raw))
+    assert (found.slots, found.damaged_records, len(found.live), len(found.doubtful)) == (1, 0, 0, 0)
+
+
 def test_columns_are_the_records():
     records = [commit(0), kill(0), commit(1, 0), Record(Kind.COMMIT, bytes(32), b"\0", 0, 1, 2, 3)]
     columns, is_whole = decode_columns(encode_records(records, segment_id=9, slot=4), segment_id=9, slot=4)
