@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from adp_gateway.sizes import size_of
 from certificates import Authority, contexts
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """`serve` sets up the log of its process, which here is everybody's."""
+    logger = logging.getLogger("adp_gateway")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,23 @@ async def test_filters_by_the_beginning_of_namespace_and_key(tmp_path, capsys) -
     assert "'abc' is no prefix" in capsys.readouterr().err
 
 
+async def test_b48_replicas_that_cannot_share_are_seen_as_two_namespaces(tmp_path, capsys) -> None:
+    """Another hash seed is another namespace: both fill the store, and `stat` shows it."""
+    replicas = [bytes([n]) * 32 for n in (0xAA, 0xBB)]
+    async with SegmentStore.open(config(tmp_path)) as store:
+        for replica in replicas:
+            item = PutItem(key=key(0), checksum=0x2D06800538D394C2, data=memoryview(b""))
+            assert await store.put_many(replica, [item]) == b"\0"
+    assert {name: part.objects for name, part in summarise(tmp_path).namespaces.items()} == dict.fromkeys(
+        replicas, 1
+    )
+    assert main(["stat", "--data", str(tmp_path)]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        ["aa" * 12, "1"],
+        ["bb" * 12, "1"],
+    ]
+
+
 async def test_lines_for_people(tmp_path, capsys) -> None:
     async with SegmentStore.open(config(tmp_path)) as store:
         await put(store, key(1), payload(1, 5000))

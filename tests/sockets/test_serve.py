@@ -419,6 +419,17 @@ def test_a_directory_that_cannot_be_made_is_status_3(tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
+def test_a_full_device_at_the_start_is_one_line_and_no_obstacle_later(tmp_path: Path) -> None:
+    """The limit on the size of a file stands in for the device."""
+    words = command(tmp_path / "kv", "--listen", f"unix://{tmp_path}/s", "--capacity", "64MiB")
+    done = run("sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.rstrip().endswith("ERROR write superblock: File too large")
+    with running(tmp_path / "kv") as served:
+        assert served.stop()[0] == 0
+
+
 def test_the_service_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in (str(tmp_path / "notify"), f"@adp-{os.getpid()}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
