@@ -4,6 +4,8 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -16,7 +18,17 @@ from adp_gateway.errors import NotAStore, StorageError, UnsupportedFormat
 from adp_gateway.fsck import check
 from adp_gateway.inspection import is_in_use, segment_ids, summarise, walk
 from adp_gateway.store.base import PutItem
-from adp_gateway.store.format import RECORD_BYTES
+from adp_gateway.store.format import (
+    RECORD_BYTES,
+    SUPERBLOCK_NAME,
+    UNIT_BYTES,
+    Header,
+    Kind,
+    Record,
+    encode_header,
+    encode_records,
+    encode_superblock,
+)
 from adp_gateway.store.segments import SegmentStore
 from adp_gateway.tenants import Tenant, digest_of
 from gateway.objects import NAMESPACE, config, key, payload, put, put_all
@@ -254,6 +266,54 @@ async def test_check_tells_how_far_it_is(tmp_path) -> None:
     assert told == sorted(told)
     assert {total for _, total in told} == {sum(path.stat().st_size for path in tmp_path.glob("*.data"))}
     assert told[-1][0] <= told[-1][1]
+
+
+def made_up(directory: Path, *, objects: int, namespaces: int = 1) -> None:
+    """A store of one segment, written without a gateway."""
+    directory.mkdir()
+    (directory / SUPERBLOCK_NAME).write_bytes(encode_superblock())
+    records = [
+        Record(
+            Kind.COMMIT,
+            bytes([n % namespaces]) * 32,
+            n.to_bytes(4, "big"),
+            n * UNIT_BYTES,
+            n % UNIT_BYTES,
+            n,
+            n + 1,
+        )
+        for n in range(objects)
+    ]
+    head = encode_header(Header(1, 1 << 30))
+    (directory / "seg-00000001.log").write_bytes(head + encode_records(records, segment_id=1, slot=1))
+    with (directory / "seg-00000001.data").open("wb") as data:
+        data.truncate(objects * UNIT_BYTES)
+
+
+def test_more_records_than_are_read_at_a_time_are_all_there_in_order(tmp_path, capsys) -> None:
+    made_up(tmp_path / "kv", objects=10_000)
+    lines = listed(tmp_path / "kv", capsys=capsys)
+    assert [line["sequence"] for line in lines] == list(range(1, 10_001))
+
+
+def test_a_summary_for_people_is_not_as_long_as_the_store(tmp_path, capsys) -> None:
+    made_up(tmp_path / "kv", objects=100, namespaces=25)
+    assert main(["stat", "--data", str(tmp_path / "kv")]) == 0
+    assert capsys.readouterr().out.endswith("and 5 more: --json has all\n")
+    assert main(["stat", "--data", str(tmp_path / "kv"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["namespaces"]) == 25
+
+
+def test_whoever_reads_a_list_may_stop(tmp_path) -> None:
+    made_up(tmp_path / "kv", objects=5000)
+    words = [sys.executable, "-m", "adp_gateway", "dump", "--data", str(tmp_path / "kv")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"# namespace")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=15) == 1
 
 
 class Terminal(io.StringIO):
