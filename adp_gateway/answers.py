@@ -24,6 +24,7 @@ from adp_client.protocol.messages import (
 )
 
 from .errors import CorruptRecord, DeviceFull, StorageError
+from .meter import Meter
 from .outbox import Frame, Outbox
 from .replies import status_replies
 from .shared import Shared
@@ -46,14 +47,20 @@ class Answers:
     connection: Connection
     outbox: Outbox
     shared: Shared
+    meter: Meter
     peer: str
     max_body_bytes: int = 0
     max_payload_bytes: int = 0
     is_over: bool = False  # nobody is left to answer
 
-    def prompt(self, request_id: int, reply: Reply, *, is_final: bool = True) -> None:
+    def encode(self, request_id: int, reply: Reply, *, is_final: bool = True, unanswered: int = 0) -> bytes:
+        """The frame of a reply, which counts as sent. `unanswered`: items that it speaks for as a whole."""
+        self.meter.reply(request_id, reply, is_final, unanswered)
+        return self.connection.reply(request_id, reply, is_final=is_final)
+
+    def prompt(self, request_id: int, reply: Reply, *, is_final: bool = True, unanswered: int = 0) -> None:
         """Answer as soon as the frame under way is out."""
-        self.outbox.put_prompt(self.connection.reply(request_id, reply, is_final=is_final))
+        self.outbox.put_prompt(self.encode(request_id, reply, is_final=is_final, unanswered=unanswered))
 
     def statuses(self, request_id: int, statuses: bytes) -> None:
         """One status for each item, in as many frames as the client's limit asks for."""
@@ -65,7 +72,8 @@ class Answers:
         """Answer a whole request with `code`, whatever of it has been answered already."""
         kinds: dict[type, type[Refusal]] = {Exist: ExistReply, Read: ReadReply, ReadRegion: ReadRegionReply}
         reply = self.refusal(kinds.get(type(message), StatusReply), code)
-        self.outbox.put_in_turn(Frame(parts=[self.connection.reply(request_id, reply)]))
+        unanswered = len(getattr(message, "keys", ()))
+        self.outbox.put_in_turn(Frame(parts=[self.encode(request_id, reply, unanswered=unanswered)]))
 
     def refusal(self, kind: type[Refusal], code: ErrorCode) -> Refusal:
         """A reply that says `code` of the whole request, and when to come back if that helps."""

@@ -99,6 +99,7 @@ class GatewayConfig:
     """One gateway process.
 
     listen: where clients reach it; at least one endpoint.
+    admin: where /healthz and /metrics are; None: nowhere.
     tls: certificate, key, and whom to trust, of endpoints tls://; `adp_client.transport.trust` loads it.
     token: what every client must show; None: nothing. It is compared in constant time, and never logged.
     tenants: who may connect, each with a token and a part of the store of its own, instead of one token for
@@ -116,6 +117,7 @@ class GatewayConfig:
 
     store: StoreConfig
     listen: tuple[Endpoint, ...] = attrs.field(validator=min_len(1))
+    admin: Endpoint | None = None
     tls: ssl.SSLContext | None = attrs.field(default=None, repr=False, eq=False)
     token: bytes | None = attrs.field(default=None, repr=False)
     tenants: tuple[Tenant, ...] = ()

@@ -4,6 +4,8 @@ from collections import Counter
 
 import attrs
 
+from .meter import Verb, new_verbs
+
 
 @attrs.define
 class Counters:
@@ -14,7 +16,7 @@ class Counters:
     sessions_turned_away: int = 0  # no room, or draining
     handshakes_failed: int = 0  # of TLS; no session came of them
     violations: Counter[str] = attrs.field(factory=Counter)  # what ended connections, by ErrorCode name
-    requests: Counter[str] = attrs.field(factory=Counter)  # taken, by verb
+    verbs: dict[type, Verb] = attrs.field(factory=new_verbs)
     faults: int = 0  # requests that failed for the gateway's own reasons
     received_bytes: int = 0  # payload
     sent_bytes: int = 0  # payload, counted when it is queued

@@ -5,7 +5,9 @@ Finding is apart from mending: without `repair` nothing on the device changes.
 
 import contextlib
 import enum
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -24,6 +26,8 @@ from adp_gateway.store.recovery import (
     segment_files,
 )
 from adp_gateway.store.transfer import Source, Transfers
+
+OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 class Damage(enum.Enum):
@@ -49,6 +53,13 @@ class Problem:
     offset: int = 0
     count: int = 1
 
+    def fields(self) -> dict[str, Any]:
+        """For machines; names in hexadecimal digits."""
+        where = {"segment": self.segment_id, "offset": self.offset}
+        if self.key:
+            return {**where, "namespace": self.namespace.hex(), "key": self.key.hex()}
+        return {**where, "count": self.count}
+
     def __str__(self) -> str:
         what = f"object {self.namespace.hex()[:16]}/{self.key.hex()}" if self.key else f"{self.count} found"
         return f"segment {self.segment_id} at {self.offset}: {self.damage.value} ({what})"
@@ -70,10 +81,11 @@ class CheckReport:
         return self.repaired == len(self.problems)
 
 
-def check(directory: Path, *, repair: bool = False) -> CheckReport:
+def check(directory: Path, *, repair: bool = False, on_progress: OnProgress | None = None) -> CheckReport:
     """Re-read every object and journal record of the store in `directory`. Blocks, for as long as that takes.
 
-    With `repair`, damaged objects and leftovers are dropped: what remains is whole.
+    With `repair`, damaged objects and leftovers are dropped: what remains is whole. `on_progress` is called
+    for each object, with bytes done and bytes in all.
 
     Raises:
         StoreLocked: a gateway is running on it.
@@ -85,23 +97,28 @@ def check(directory: Path, *, repair: bool = False) -> CheckReport:
     if not directory.is_dir():
         raise StorageError(f"{directory} is not a directory")
     config = StoreConfig(directory=directory)
-    return check_device(FileDevice(directory, max_command_bytes=config.max_command_bytes), repair=repair)
+    device = FileDevice(directory, max_command_bytes=config.max_command_bytes)
+    return check_device(device, repair=repair, on_progress=on_progress)
 
 
-def check_device(device: Device, *, repair: bool = False) -> CheckReport:
+def check_device(
+    device: Device, *, repair: bool = False, on_progress: OnProgress | None = None
+) -> CheckReport:
     """As `check`, on any device; locks it and closes it."""
     check_place(device)
     device.lock()
     try:
         check_device_format(device)
-        return _Check(device, is_repairing=repair).run()
+        return _Check(device, is_repairing=repair, on_progress=on_progress).run()
     finally:
         device.close()
 
 
 class _Check:
-    def __init__(self, device: Device, *, is_repairing: bool) -> None:
+    def __init__(self, device: Device, *, is_repairing: bool, on_progress: OnProgress | None) -> None:
         self._device = device
+        self._on_progress = on_progress
+        self._done_bytes = self._total_bytes = 0  # of data files
         self._is_repairing = is_repairing
         self._transfers = Transfers(device.max_command_bytes)
         self._problems: list[Problem] = []
@@ -109,6 +126,8 @@ class _Check:
 
     def run(self) -> CheckReport:
         found = segment_files(self._device)
+        sizes = {segment_id: self._size(segment_id) for segment_id in found} if self._on_progress else {}
+        self._total_bytes = sum(sizes.values())
         for segment_id, kinds in found.items():
             if len(kinds) < 2:
                 self._problems.append(Problem(damage=Damage.HALF_SEGMENT, segment_id=segment_id))
@@ -128,6 +147,7 @@ class _Check:
                     self._problems.append(Problem(damage=Damage.UNREADABLE, segment_id=segment_id))
                     continue
                 self._check_segment(scan, data, log)
+            self._done_bytes += sizes.get(segment_id, 0)
         return CheckReport(
             segments=len(found),
             objects=self._objects,
@@ -136,11 +156,20 @@ class _Check:
             repaired=self._repaired,
         )
 
+    def _size(self, segment_id: int) -> int:
+        try:
+            with contextlib.closing(self._device.open(data_name(segment_id))) as data:
+                return data.size()
+        except StorageError:
+            return 0
+
     def _check_segment(self, scan: SegmentScan, data: DeviceFile, log: DeviceFile) -> None:
         bad = [(record, Damage.MISSING) for record in to_records(scan.missing)]
         bad += [(record, Damage.DOUBTFUL) for record in to_records(scan.doubtful)]
         for record in to_records(scan.live):
             (status,) = self._transfers.verify([Source(data, record.offset, record.length, record.checksum)])
+            if self._on_progress is not None:
+                self._on_progress(self._done_bytes + record.offset + record.length, self._total_bytes)
             if status == Status.OK:
                 self._objects += 1
                 self._object_bytes += record.length

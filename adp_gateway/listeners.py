@@ -5,8 +5,9 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import attrs
@@ -14,6 +15,8 @@ import attrs
 from adp_client.transport import Endpoint, TCPEndpoint, TLSEndpoint, UnixEndpoint
 
 BACKLOG = 1024
+ACCEPT_PAUSE_SECONDS = 0.1  # after accept() failed for want of descriptors: somebody has to close one first
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @attrs.define(eq=False)
@@ -56,6 +59,29 @@ def close_all(listeners: Iterable[Listener]) -> None:
     """Close each of them."""
     for listener in listeners:
         listener.close()
+
+
+async def accept(
+    listener: Listener, on_shortage: Callable[[Listener, OSError], None]
+) -> tuple[socket.socket, Any]:
+    """The next connection and its address. Where the process has no descriptor for it, say so and wait."""
+    while True:
+        try:
+            return listener.sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            await anyio.wait_readable(listener.sock)
+        except OSError as exc:
+            if exc.errno not in _SHORTAGES:
+                raise
+            on_shortage(listener, exc)
+            await anyio.sleep(ACCEPT_PAUSE_SECONDS)
+
+
+def peer_name(listener: Listener, address: Any) -> str:
+    """Where a connection comes from, as an endpoint; without a number of its own if it has no address."""
+    if isinstance(listener.endpoint, UnixEndpoint):
+        return str(listener.endpoint)
+    return str(attrs.evolve(listener.endpoint, host=address[0], port=address[1]))
 
 
 async def _listen_tcp(endpoint: TCPEndpoint | TLSEndpoint) -> list[Listener]:

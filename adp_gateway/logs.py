@@ -46,6 +46,11 @@ class Complaints:
 
     def about(self, peer: str, matter: str, *, now: float) -> str | None:
         """None if a line about this would be one too many; else what to put at its end."""
+        turn = self._turn(peer, matter, now)
+        return None if turn is None else _said(*turn)
+
+    def _turn(self, peer: str, matter: str, now: float) -> tuple[int, str] | None:
+        """How many lines have been left out since the last one, and whose they would have been."""
         while self._told and now - next(iter(self._told.values()))[0] >= self.silence_seconds * 6:
             self._told.popitem(last=False)
         who = (_address(peer), matter)
@@ -57,8 +62,7 @@ class Complaints:
             return None
         self._told[who] = (now, 0)
         self._told.move_to_end(who)
-        where = "from others" if who == ("", "") else "from there"
-        return f" (and {unsaid} times more {where} since the last line about it)" if unsaid else ""
+        return unsaid, "from others" if who == ("", "") else "from there"
 
     def tell(
         self,
@@ -75,10 +79,17 @@ class Complaints:
 
         `matter` is one of a few, whatever the peer does: what it may choose belongs into `reason`.
         """
-        said = self.about(peer, matter, now=now)
-        if said is not None:
-            reason = f": {reason}" if reason else ""
-            logger.log(level, "%s: %s%s%s", peer, matter, reason, said, exc_info=bug)
+        turn = self._turn(peer, matter, now)
+        if turn is not None:
+            data = {"event": "complaint", "peer": peer, "matter": matter, "reason": reason, "unsaid": turn[0]}
+            told = f": {reason}" if reason else ""
+            logger.log(
+                level, "%s: %s%s%s", peer, matter, told, _said(*turn), exc_info=bug, extra={"data": data}
+            )
+
+
+def _said(unsaid: int, where: str) -> str:
+    return f" (and {unsaid} times more {where} since the last line about it)" if unsaid else ""
 
 
 def shown(text: str) -> str:

@@ -95,7 +95,7 @@ class Reads:
             # One at a time: a client that takes small frames has many, and there is room for a few.
             following = next(frames, None)
             is_final = is_last and following is None
-            head = self._answers.connection.reply(request_id, ReadReply(items=items), is_final=is_final)
+            head = self._answers.encode(request_id, ReadReply(items=items), is_final=is_final)
             payload_bytes = sum(items.lengths)
             self._answers.shared.counters.sent_bytes += payload_bytes
             extents: list[Extent] = []

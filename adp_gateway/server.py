@@ -4,7 +4,6 @@ serve      one task group: a task for each listener, a task for each session, an
 drain      stop listening, ask the clients to leave, wait for them, cut what is left
 """
 
-import errno
 import itertools
 import logging
 import os
@@ -28,7 +27,7 @@ from .config import GatewayConfig
 from .counters import Counters
 from .credits import Credits
 from .leasing import MAX_LEASE_MS
-from .listeners import Listener, close_all, open_listeners
+from .listeners import Listener, accept, close_all, open_listeners, peer_name
 from .logs import shown
 from .session import Session
 from .shared import Patience, Shared
@@ -42,7 +41,6 @@ SEND_BUFFER_BYTES = 4 << 20  # the system may give less (net.core.wmem_max)
 INFLIGHT_REQUESTS = 16384  # of all connections together: 64 of them with a full window each
 LAST_READ_BYTES = 64 << 10
 LEASE_SHARE = 4  # leases may keep as much as this part of `request_bytes`, beside it
-ACCEPT_PAUSE_SECONDS = 0.1  # after accept() failed for want of descriptors: somebody has to close one first
 
 
 class Server:
@@ -82,14 +80,24 @@ class Server:
         """Begin to end: `serve` returns when every client has left, or the grace time is over."""
         self._draining.set()
 
-    async def serve(
-        self, *, task_status: anyio.abc.TaskStatus[Sequence[Listener]] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Listen and serve until `drain`. Started when the listeners are open.
+    @property
+    def shared(self) -> Shared:
+        """What its sessions have in common: for who wants to see how it is doing."""
+        return self._shared
 
-        Raises OSError if an endpoint cannot be had. Cancelled: every connection is cut at once.
+    async def serve(
+        self,
+        listeners: Sequence[Listener] | None = None,
+        *,
+        task_status: anyio.abc.TaskStatus[Sequence[Listener]] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `drain` on `listeners`, which are closed then, or on those of the configuration.
+
+        Started when clients can connect. Raises OSError if an endpoint cannot be had. Cancelled: every
+        connection is cut at once.
         """
-        listeners = await open_listeners(self._config.listen)
+        if listeners is None:
+            listeners = await open_listeners(self._config.listen)
         try:
             async with anyio.create_task_group() as tasks:
                 async with anyio.create_task_group() as accepting:
@@ -106,26 +114,16 @@ class Server:
 
     async def _accept(self, listener: Listener, tasks: anyio.abc.TaskGroup) -> None:
         while True:
-            try:
-                sock, address = listener.sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                await anyio.wait_readable(listener.sock)
-                continue
-            except OSError as exc:
-                if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
-                self._complain(
-                    logging.ERROR, str(listener.endpoint), "cannot accept", exc.strerror or str(exc)
-                )
-                await anyio.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
+            sock, address = await accept(listener, self._cannot_accept)
+            peer = peer_name(listener, address)
             if isinstance(listener.endpoint, UnixEndpoint):
-                peer = f"{listener.endpoint}#{next(self._numbers)}"
-            else:
-                peer = str(attrs.evolve(listener.endpoint, host=address[0], port=address[1]))
+                peer += f"#{next(self._numbers)}"
             tls = self._config.tls if isinstance(listener.endpoint, TLSEndpoint) else None
             tasks.start_soon(self._serve_one, sock, peer, tls)
             await anyio.lowlevel.checkpoint()  # a flood of connections must not keep the others waiting
+
+    def _cannot_accept(self, listener: Listener, error: OSError) -> None:
+        self._complain(logging.ERROR, str(listener.endpoint), "cannot accept", error.strerror or str(error))
 
     async def _serve_one(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
         """One connection, as its own task: nothing that happens in it reaches another."""

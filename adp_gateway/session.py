@@ -63,6 +63,7 @@ from .answers import Answers
 from .fences import Era, Fences
 from .leasing import Leases
 from .logs import shown
+from .meter import Meter
 from .outbox import Frame, Outbox
 from .reading import Reads
 from .regions import RegionRefused, Regions
@@ -95,7 +96,10 @@ class Session:
         self._outbox = Outbox(
             max_queued_bytes=shared.max_queued_bytes, send_seconds=shared.patience.send_seconds
         )
-        self._answers = Answers(connection=self._connection, outbox=self._outbox, shared=shared, peer=peer)
+        self._meter = Meter(shared.counters.verbs)
+        self._answers = Answers(
+            connection=self._connection, outbox=self._outbox, shared=shared, meter=self._meter, peer=peer
+        )
         self._fences = Fences()
         self._reads = Reads(self._answers, self._store)
         self._writes = Writes(self._answers, self._store, self._fences)
@@ -136,6 +140,7 @@ class Session:
             self._outbox.close()
             self._writes.leave()
             self._leases.leave()
+            self._meter.leave()
             self._shared.counters.sessions -= 1
             try:
                 await self._regions.leave()
@@ -310,7 +315,7 @@ class Session:
     # ------------------------------------------------------------ requests
 
     async def _take_request(self, request_id: int, message: Request, requests: anyio.abc.TaskGroup) -> None:
-        self._shared.counters.requests[type(message).__name__] += 1
+        self._meter.begin(request_id, message)
         if isinstance(message, RegionOpen):
             self._regions.keep(request_id)
         if isinstance(message, (Fence, Goodbye)):
@@ -336,7 +341,7 @@ class Session:
         """A barrier: everything before it is done. Its reply overtakes none of theirs."""
         if self._answers.is_over:
             return
-        self._outbox.put_in_turn(Frame(parts=[self._connection.reply(request_id, reply)]))
+        self._outbox.put_in_turn(Frame(parts=[self._answers.encode(request_id, reply)]))
         if isinstance(reply, GoodbyeReply):
             self._outbox.finish()
 

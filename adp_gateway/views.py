@@ -67,6 +67,11 @@ class StoreView:
         """Return when everything acknowledged so far is on the device."""
         await self._store.flush()
 
+    @property
+    def trouble(self) -> str | None:
+        """As the store has it."""
+        return self._store.trouble
+
     def stats(self) -> StoreStats:
         """Of the whole store: for the gateway, not for clients."""
         return self._store.stats()

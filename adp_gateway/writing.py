@@ -107,6 +107,7 @@ class Writes:
             write = self._begin(request_id, message)
         batch = write.batch = _Batch()
         if write.is_refused:
+            write.statuses += bytes([ErrorCode.OVERLOADED]) * sum(not item.offset for item in message.items)
             return [None] * len(message.items)
         if not write.era.is_open and not self._fences.is_asking_before_current:
             await write.era.opened.wait()  # hold no memory behind a fence, unless frames before it are owed
@@ -147,7 +148,7 @@ class Writes:
         return targets
 
     def _begin(self, request_id: int, message: Write) -> _Write:
-        self._answers.shared.counters.requests["Write"] += 1
+        self._answers.meter.begin(request_id, message)
         cost_bytes = message_bytes(message)
         is_refused = not self._answers.shared.admission.admit(cost_bytes)
         write = _Write(self._fences.enter(), 0 if is_refused else cost_bytes, is_refused)
@@ -219,7 +220,8 @@ class Writes:
             self._answers.shared.admission.leave(write.cost_bytes)
         if write.is_refused or set(write.statuses) == {ErrorCode.OVERLOADED}:
             # In one word if none of it was taken: that has room to say when to come back.
-            self._answers.prompt(request_id, self._answers.refusal(StatusReply, ErrorCode.OVERLOADED))
+            refusal = self._answers.refusal(StatusReply, ErrorCode.OVERLOADED)
+            self._answers.prompt(request_id, refusal, unanswered=len(write.statuses))
         else:
             self._answers.statuses(request_id, bytes(write.statuses))
         self._fences.leave(write.era)

@@ -24,7 +24,7 @@ the store.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -132,6 +132,7 @@ class StoreStats:
     evicted_bytes: int
     corrupt_objects: int  # dropped because bytes and checksum disagreed
     faulted_objects: int  # dropped because the device could not read them
+    device_errors: Mapping[str, int] = attrs.field(factory=dict)  # commands that failed, by operation
     accounts: tuple[AccountStats, ...] = ()
 
 
@@ -215,4 +216,9 @@ class ObjectStore(Protocol):
 
     def stats(self) -> StoreStats:
         """Counters and sizes of this moment."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store cannot be relied on at this moment, for people; None if it can."""
         ...

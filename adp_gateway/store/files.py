@@ -1,7 +1,6 @@
 """What I/O threads do to whole segments: make them, sync them, append kills, remove them. It all blocks."""
 
 import contextlib
-import logging
 
 from adp_gateway.device.base import Device
 from adp_gateway.errors import StorageError
@@ -10,22 +9,19 @@ from .format import Header, Record, data_name, encode_header, journal_name
 from .journal import Journal
 from .segment import Layout, Segment
 
-logger = logging.getLogger(__name__)
 
-
-def append_kills(work: list[tuple[Segment, list[Record]]], is_durable: bool) -> list[bool]:
-    """Append each segment's kills to its journal; which of them took."""
-    done: list[bool] = []
+def append_kills(work: list[tuple[Segment, list[Record]]], is_durable: bool) -> list[StorageError | None]:
+    """Append each segment's kills to its journal; for each, what kept it from that."""
+    done: list[StorageError | None] = []
     for segment, kills in work:
         try:
             segment.journal.append(kills)
             if is_durable:
                 segment.journal.sync()
         except StorageError as error:
-            logger.warning("deletes in segment %d are not recorded yet: %s", segment.segment_id, error)
-            done.append(False)
+            done.append(error)
         else:
-            done.append(True)
+            done.append(None)
     return done
 
 

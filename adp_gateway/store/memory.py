@@ -182,6 +182,11 @@ class MemoryStore:
             accounts=self._books.stats,
         )
 
+    @property
+    def trouble(self) -> str | None:
+        """None: memory does not fail."""
+        return None
+
     def damage(self, namespace: bytes, key: bytes) -> None:
         """Flip one bit of a stored object: for tests of what happens then."""
         stored = self._objects[namespace, key]

@@ -12,6 +12,7 @@ What every path here keeps to, so that a cancellation can arrive at any `await`:
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, TypeVarTuple, cast
@@ -23,7 +24,7 @@ import attrs
 
 from adp_gateway.config import StoreConfig
 from adp_gateway.device.base import Device
-from adp_gateway.errors import StorageError
+from adp_gateway.errors import DeviceFull, StorageError
 
 from .base import Hold, PutItem, ReadLease, Status, StoreStats
 from .deletes import delete_when_free
@@ -41,6 +42,7 @@ from .reclaim import Plan, Survivor, survivors
 from .recovery import RecoveryReport
 from .segment import Segment, SegmentLease
 from .transfer import Copy, Source, Target, Transfers, status_of
+from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class SegmentStore:
         self._rolling = anyio.Lock()  # held by the one task that makes room and opens the next segment
         self._killing = anyio.Lock()  # held by the one task that writes kills
         self._put_ended = anyio.Event()  # the next put under way to end sets it
+        self._troubles = Troubles(logger)
+        self.recovery_seconds = 0.0  # what opening took, until the store could be used
 
     @classmethod
     @asynccontextmanager
@@ -89,9 +93,15 @@ class SegmentStore:
             UnsupportedFormat: a newer version wrote it.
             StorageError: the directory cannot be used.
         """
+        began = time.perf_counter()
         opened = await anyio.to_thread.run_sync(open_device, config, device)
         store = cls(opened, config)
-        logger.info("store opened: %s", store.recovery)
+        store.recovery_seconds = time.perf_counter() - began
+        logger.info(
+            "store opened: %s",
+            store.recovery,
+            extra={"data": {"event": "store_opened", "seconds": round(store.recovery_seconds, 3)}},
+        )
         if store.max_object_bytes < config.max_object_bytes:
             logger.info(
                 "the largest object is %d bytes, not %d: a segment of %d bytes holds no more",
@@ -206,28 +216,27 @@ class SegmentStore:
         if any(statuses):
             self._drop_damaged(leases, statuses)
             await self._write_kills()
+        else:
+            self._troubles.worked("read")
         return statuses
 
     def _drop_damaged(self, leases: Sequence[SegmentLease], statuses: bytes) -> None:
         catalog = self._catalog
+        faults = statuses.count(Status.GATEWAY_FAULT)
+        if faults:
+            self._troubles.failed("read", "the device cannot read", count=faults)
         for lease, status in zip(leases, statuses, strict=True):
             (namespace, key), entry = lease.subject, lease.entry
             if status == Status.CORRUPT:
                 # Gone for good, and once only: of several readers the first counts.
                 if catalog.drop(namespace, key, only=entry):
                     catalog.tally.corrupt_objects += 1
-                    logger.warning(
-                        "dropped a corrupt object of %d bytes: %s", entry.length, _name(namespace, key)
-                    )
+                    self._troubles.tell("dropped a corrupt object", _told(namespace, key, entry))
             elif status == Status.GATEWAY_FAULT and catalog.lose(namespace, key, only=entry):
                 # A miss gets written again, a fault would come back with every read. The bytes may be fine
                 # once the device is: the commit stays, for the next start to find.
                 catalog.tally.faulted_objects += 1
-                logger.warning(
-                    "dropped an object of %d bytes that cannot be read: %s",
-                    entry.length,
-                    _name(namespace, key),
-                )
+                self._troubles.tell("dropped an object that cannot be read", _told(namespace, key, entry))
 
     # Writing
 
@@ -315,6 +324,15 @@ class SegmentStore:
             statuses[position] = status
         await self._write_kills()
 
+    def _note_writes(self, statuses: bytes) -> None:
+        """Count what the device refused of a batch: no room, or a fault."""
+        if faults := statuses.count(Status.GATEWAY_FAULT):
+            self._troubles.failed("write", "the device cannot write", count=faults)
+        elif full := statuses.count(Status.CAPACITY_EXHAUSTED):
+            self._troubles.failed("write", "no room", DeviceFull("the device is full"), count=full)
+        elif Status.OK in statuses:
+            self._troubles.worked("write")
+
     def _leave_quota(self, records: list[Record]) -> None:
         for record in records:
             book = self._catalog.books.of(record.namespace)
@@ -334,6 +352,7 @@ class SegmentStore:
             entries = [_entry(segment, record) for record in whole]
             catalog.commit_many(whole[0].namespace, [record.key for record in whole], entries)
             catalog.tally.stored_objects += len(whole)
+        self._note_writes(statuses)
         if not is_suspect:
             _give_back(segment, failed)
             return
@@ -370,19 +389,23 @@ class SegmentStore:
             if not work:
                 return True
             catalog.unkilled = {}
-            done: list[bool] = []
+            errors: list[StorageError | None] = []
             for segment, _ in work:
                 segment.writers += 1
                 segment.is_dirty = True
             try:
-                done = await self._in_writer(append_kills, work, self._is_durable)
+                errors = await self._in_writer(append_kills, work, self._is_durable)
             finally:
-                done += [False] * (len(work) - len(done))
-                for (segment, kills), is_done in zip(work, done, strict=True):
+                for at, (segment, kills) in enumerate(work):
                     segment.writers -= 1
-                    if not is_done:
+                    if not errors or errors[at] is not None:  # none at all: cancelled before it began
                         catalog.unkilled.setdefault(segment.segment_id, []).extend(kills)
-            return all(done)
+            for error in filter(None, errors):
+                self._troubles.failed("delete", "deletes are not recorded yet", error)
+            if any(errors):
+                return False
+            self._troubles.worked("delete")
+            return True
 
     async def flush(self) -> None:
         """Sync every segment with unconfirmed writes.
@@ -402,7 +425,9 @@ class SegmentStore:
                 segment.writers -= 1
                 segment.is_dirty |= not is_synced
         if error is not None:
+            self._troubles.failed("sync", "the device did not confirm writes", error)
             raise error
+        self._troubles.worked("sync")
 
     async def _in_writer(self, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         return await anyio.to_thread.run_sync(function, *args, limiter=self._write_threads)
@@ -420,8 +445,9 @@ class SegmentStore:
             try:
                 segment = await self._create_segment()
             except StorageError as error:
-                logger.warning("no new segment: %s", error)
+                self._troubles.failed("create_segment", "no new segment", error)
                 return status_of(error)
+            self._troubles.worked("create_segment")
             self._catalog.seal()
             self._catalog.segments[segment.segment_id] = segment
             self._catalog.active = segment
@@ -540,6 +566,7 @@ class SegmentStore:
         is_suspect: bool,
     ) -> None:
         catalog = self._catalog
+        self._note_writes(statuses)
         for (namespace, key, entry), record, status in zip(moved, records, statuses, strict=True):
             copied = _entry(active, record)
             if status == Status.CORRUPT:
@@ -568,7 +595,7 @@ class SegmentStore:
                 await self._in_writer(segment.data.truncate, segment.tail_bytes)
                 segment.is_trimmed = True
             except StorageError as error:
-                logger.warning("segment %d keeps its full length: %s", segment.segment_id, error)
+                self._troubles.failed("trim_segment", "a segment keeps its full length", error)
             finally:
                 segment.writers -= 1
 
@@ -587,10 +614,16 @@ class SegmentStore:
             try:
                 await self._in_writer(remove_files, self._device, doomed[0], self._is_durable)
             except StorageError as error:
-                logger.warning("segment %d cannot be removed: %s", doomed[0].segment_id, error)
+                self._troubles.failed("remove_segment", "a segment cannot be removed", error)
                 return False
+            self._troubles.worked("remove_segment")
             doomed.pop(0)
         return True
+
+    @property
+    def trouble(self) -> str | None:
+        """What the device has failed at in the last half minute, and not done since."""
+        return self._troubles.failing
 
     def stats(self) -> StoreStats:
         """Counters and sizes of this moment."""
@@ -603,6 +636,7 @@ class SegmentStore:
             segments=len(catalog.segments),
             leases=catalog.ledger.readers,
             held_items=catalog.holds.items,
+            device_errors=dict(self._troubles.errors),
             accounts=catalog.books.stats,
             **attrs.asdict(catalog.tally),
         )
@@ -618,9 +652,9 @@ class _Batch:
     end: int
 
 
-def _name(namespace: bytes, key: bytes) -> str:
+def _told(namespace: bytes, key: bytes, entry: Entry) -> str:
     """An object in a log line: enough to find it by, in a line that ends."""
-    return f"{namespace.hex()[:24]}/{key.hex()[:32]}"
+    return f"{namespace.hex()[:24]}/{key.hex()[:32]}, {entry.length} bytes"
 
 
 def _entry(segment: Segment, record: Record) -> Entry:

@@ -1,21 +1,32 @@
 """The command line, without a process."""
 
-import argparse
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from adp_client.transport import parse_endpoint
 from adp_client.transport.trust import server_context
-from adp_gateway.cli import _warn_of_open_doors, main, parse_size
+from adp_gateway.cli import main
+from adp_gateway.cli.serve import warn_of_open_doors
 from adp_gateway.config import GatewayConfig, StoreConfig
 from adp_gateway.logs import JsonFormatter
+from adp_gateway.sizes import size_of
 from certificates import Authority, contexts
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """`serve` sets up the log of its process, which here is everybody's."""
+    logger = logging.getLogger("adp_gateway")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.mark.parametrize(
@@ -32,34 +43,34 @@ MIB = 1 << 20
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+    assert size_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "1PiB", "1 000", "0x10", "٣", "1GiBB"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
-        parse_size(text)
+    with pytest.raises(ValueError, match="is not a size"):
+        size_of(text)
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ([], "the following arguments are required: --data"),
+        ([], "argument --data: required, and missing"),
         (["--data", "x", "--capacity", "much"], "argument --capacity: 'much' is not a size"),
-        (["--data", "x", "--capacity", "1KiB"], "--capacity must be between"),
+        (["--data", "x", "--capacity", "1KiB"], "argument --capacity: must be between"),
         (["--data", "x", "--listen", "7171"], "argument --listen: '7171' is none of"),
         (["--data", "x", "--listen", "tcp://localhost:99999"], "argument --listen: "),
         (["--data", "x", "--listen", "unix://relative"], "argument --listen: "),
         (["--data", "x", "--token-file", "/nonexistent"], "argument --token-file: cannot read"),
         (["--data", "x", "--token-file", "/dev/null"], "argument --token-file: '/dev/null' must hold"),
         (["--data", "x", "--durability", "maybe"], "argument --durability: invalid choice"),
-        (["--data", "x", "--max-command", "1000"], "--max-command must be between"),
-        (["--data", "x", "--max-object", "0"], "--max-object must be between"),
-        (["--data", "x", "--io-threads", "0"], "--io-threads must be between"),
+        (["--data", "x", "--max-command", "1000"], "argument --max-command: must be between"),
+        (["--data", "x", "--max-object", "0"], "argument --max-object: must be between"),
+        (["--data", "x", "--io-threads", "0"], "argument --io-threads: must be between"),
         (["--data", "x", "--io-threads", "many"], "argument --io-threads: invalid int value"),
-        (["--data", "x", "--max-connections", "0"], "--max-connections must be between"),
-        (["--data", "x", "--grace", "-1"], "--grace must be"),
-        (["--data", "x", "--grace", "nan"], "--grace must be"),
+        (["--data", "x", "--max-connections", "0"], "argument --max-connections: must be between"),
+        (["--data", "x", "--grace", "-1"], "argument --grace: must be"),
+        (["--data", "x", "--grace", "nan"], "argument --grace: expected a number"),
         (["--data", "x", "--colour"], "unrecognized arguments: --colour"),
         (["--data", "x", "--tls-certificate", "c.pem"], "--tls-certificate and --tls-key go together"),
         (["--data", "x", "--tls-client-ca", "c.pem"], "--tls-certificate and --tls-key go together"),
@@ -124,7 +135,7 @@ def test_a_directory_of_somebody_else_s_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("x")
-    assert main(["serve", "--data", str(tmp_path), "--listen", f"unix://{tmp_path}/s"]) == 1
+    assert main(["serve", "--data", str(tmp_path), "--listen", f"unix://{tmp_path}/s"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "holds no store, but is not empty ('thesis.txt' is there)" in line
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
@@ -135,7 +146,7 @@ def test_a_data_directory_that_cannot_be_is_one_line(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    assert main(["serve", "--data", str(file / "kv"), "--listen", f"unix://{tmp_path}/s"]) == 1
+    assert main(["serve", "--data", str(file / "kv"), "--listen", f"unix://{tmp_path}/s"]) == 3
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
@@ -206,5 +217,5 @@ def test_warnings_of_open_doors(
     config = GatewayConfig(
         store=StoreConfig(directory=tmp_path), listen=(parse_endpoint(listen),), token=token, tls=tls
     )
-    _warn_of_open_doors(config)
+    warn_of_open_doors(config)
     assert [warning in line for line in caplog.messages] == [True] * (warning is not None)

@@ -250,7 +250,7 @@ async def test_lines_about_damaged_objects_name_them(tmp_path, caplog):
             file.write(b"damage")
         assert await get(store, key(1)) == Status.CORRUPT
     name = f"{NAMESPACE.hex()[:24]}/{key(1).hex()[:32]}"
-    assert f"dropped a corrupt object of 5000 bytes: {name}" in caplog.text
+    assert f"dropped a corrupt object: {name}, 5000 bytes" in caplog.text
 
 
 async def test_a_smaller_capacity_takes_effect_at_the_next_start(tmp_path):

@@ -75,7 +75,7 @@ async def test_a_delete_from_anybody_waits_and_a_read_under_the_lease_gets_it() 
         frame = await look_up(holder, key_of(1), key_of(3))
         assert (frame.statuses, frame.lease_ms) == (bytes([OK, NOT_FOUND]), 5000)
         theirs = await other.ask(delete(key_of(1), key_of(2)))
-        await until(lambda: home.shared.counters.requests["Delete"])
+        await until(lambda: home.shared.counters.verbs[Delete].taken)
         own = await holder.ask(delete(key_of(1)))
         assert await other.read(key_of(1), key_of(2)) == [data, None]
         assert await holder.read(key_of(1)) == [data]
@@ -222,9 +222,9 @@ async def test_a_session_that_is_cut_takes_its_leases_along() -> None:
             await holder.open()
             await lease(holder, key_of(1))
             asked = await other.ask(delete(key_of(1)))
-            await until(lambda: home.shared.counters.requests["Delete"])
+            await until(lambda: home.shared.counters.verbs[Delete].taken)
             await holder.ask(delete(key_of(1)))
-            await until(lambda: home.shared.counters.requests["Delete"] == 2)
+            await until(lambda: home.shared.counters.verbs[Delete].taken == 2)
             tasks.cancel_scope.cancel()
         await holder.transport.aclose()
         assert (await other.answer(asked)).statuses == [OK]
