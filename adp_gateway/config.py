@@ -50,6 +50,8 @@ class StoreConfig:
     max_object_bytes: larger puts are refused.
     io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
     accounts: whose namespaces are counted, and up to which quota.
+    io: "direct": objects go around the page cache, except where a socket sends them from it; "buffered":
+        through it; "auto": the first where the file system takes it.
     durability: "relaxed": acknowledged objects survive the death of the process. "durable": also a power cut,
         at the price of two device syncs for a put.
     """
@@ -66,6 +68,9 @@ class StoreConfig:
     )
     max_object_bytes: int = attrs.field(default=64 * MIB, validator=_whole_number(1, (1 << 32) - 1))
     io_threads: int = attrs.field(default=8, validator=_whole_number(1, 256))
+    io: Literal["auto", "direct", "buffered"] = attrs.field(
+        default="auto", validator=in_(("auto", "direct", "buffered"))
+    )
     durability: Literal["relaxed", "durable"] = attrs.field(
         default="relaxed", validator=in_(("relaxed", "durable"))
     )

@@ -138,7 +138,9 @@ class _Check:
                 continue
             with contextlib.ExitStack() as files:
                 try:
-                    data = files.enter_context(contextlib.closing(self._device.open(data_name(segment_id))))
+                    data = files.enter_context(
+                        contextlib.closing(self._device.open(data_name(segment_id), has_extents=True))
+                    )
                     log = files.enter_context(contextlib.closing(self._device.open(journal_name(segment_id))))
                     scan = scan_segment(
                         data, log, segment_id=segment_id, max_command_bytes=self._device.max_command_bytes

@@ -160,6 +160,12 @@ class ServeSettings:
         None, "what is evicted as a unit (default: by capacity)", StoreConfig, "segment_bytes"
     )
     io_threads: int = _option(8, "for reads, and as many for writes", "N", _like(StoreConfig, "io_threads"))
+    io: str = _option(
+        "auto",
+        "around the page cache, through it, or the first where the file system takes it",
+        validator=_one_of("auto", "direct", "buffered"),
+        choices=("auto", "direct", "buffered"),
+    )
     incoming_memory: Any = _size(
         "512MiB", "memory for objects on their way in", GatewayConfig, "incoming_bytes"
     )

@@ -1,110 +1,44 @@
-"""A directory of ordinary files, through the page cache."""
+"""A directory of ordinary files: logs through the page cache, extents around it where that is taken."""
 
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 from adp_gateway.errors import DeviceFault, StoreLocked
 
 from .base import translated
+from .direct import Bounce, DirectFile, why_not_direct
+from .plain import PlainFile
+
+logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 LOST_AND_FOUND = "lost+found"  # a fresh file system has it, and is as good as an empty directory
 
 
-class FileDeviceFile:
-    """A `DeviceFile` on a descriptor."""
-
-    def __init__(self, path: Path, flags: int, max_command_bytes: int) -> None:
-        self._fd = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        self._name = path.name
-        self._max_command_bytes = max_command_bytes
-
-    @property
-    def name(self) -> str:
-        """Its name in the directory."""
-        return self._name
-
-    def fileno(self) -> int:
-        """The descriptor; -1 once closed, which no system call accepts."""
-        return self._fd
-
-    def size(self) -> int:
-        """Length in bytes."""
-        try:
-            return os.fstat(self._fd).st_size
-        except OSError as error:
-            raise translated(error, f"stat {self._name}") from error
-
-    def read_into(self, target: memoryview, offset: int) -> int:
-        """One `preadv`, repeated only if the kernel stops short of both the end of file and of `target`."""
-        wanted = target.nbytes
-        if wanted > self._max_command_bytes:
-            raise ValueError(f"a command of {wanted} bytes, above {self._max_command_bytes}")
-        try:
-            done = os.preadv(self._fd, (target,), offset)
-            while 0 < done < wanted:
-                more = os.preadv(self._fd, (target[done:],), offset + done)
-                if not more:
-                    break
-                done += more
-        except OSError as error:
-            raise translated(error, f"read {self._name}") from error
-        return done
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """One `pwrite`, repeated after a short one."""
-        if data.nbytes > self._max_command_bytes:
-            raise ValueError(f"a command of {data.nbytes} bytes, above {self._max_command_bytes}")
-        try:
-            done = os.pwrite(self._fd, data, offset)
-            while done < data.nbytes:
-                more = os.pwrite(self._fd, data[done:], offset + done)
-                if not more:
-                    raise DeviceFault(f"write {self._name}: the device takes no more bytes")
-                done += more
-        except OSError as error:
-            raise translated(error, f"write {self._name}") from error
-
-    def allocate(self, length: int) -> None:
-        """`posix_fallocate`; where the file system cannot reserve, only the length is set."""
-        try:
-            os.posix_fallocate(self._fd, 0, length)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise translated(error, f"allocate {self._name}") from error
-            if self.size() < length:
-                self.truncate(length)
-
-    def truncate(self, length: int) -> None:
-        """`ftruncate`."""
-        try:
-            os.ftruncate(self._fd, length)
-        except OSError as error:
-            raise translated(error, f"truncate {self._name}") from error
-
-    def sync(self) -> None:
-        """`fdatasync`: the contents, and as much metadata as reading them back needs."""
-        try:
-            os.fdatasync(self._fd)
-        except OSError as error:
-            raise translated(error, f"sync {self._name}") from error
-
-    def close(self) -> None:
-        """Close the descriptor; idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
 class FileDevice:
-    """A `Device` in one directory. The constructor makes the directory (mode 0700) if it is not there."""
+    """A `Device` in one directory. The constructor makes the directory (mode 0700) if it is not there.
 
-    def __init__(self, directory: Path, *, max_command_bytes: int) -> None:
+    `io`: "direct" moves extents around the page cache, "buffered" through it, "auto" is the first where the
+    file system takes it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_command_bytes: int,
+        io: Literal["auto", "direct", "buffered"] = "auto",
+    ) -> None:
         self._directory = directory
+        self._io = io
+        self._is_direct = False
+        self._bounce = Bounce(max_command_bytes)
         self._max_command_bytes = max_command_bytes
         self._lock_fd = -1
         try:
@@ -116,6 +50,11 @@ class FileDevice:
     def max_command_bytes(self) -> int:
         """The longest command."""
         return self._max_command_bytes
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether extents go around the page cache."""
+        return self._is_direct
 
     def lock(self) -> None:
         """`flock` on a file of its own: the kernel gives it back however this process ends."""
@@ -131,6 +70,25 @@ class FileDevice:
                 raise StoreLocked(f"{self._directory} is in use by another gateway") from None
             raise translated(error, f"lock {self._directory}") from error
         self._lock_fd = fd
+        try:
+            self._choose_io()
+        except BaseException:
+            self.close()
+            raise
+
+    def _choose_io(self) -> None:
+        """Ask the file system, by a try: what it says of itself is not always so. The lock's file is ours."""
+        if self._io == "buffered":
+            logger.info("buffered I/O in %s, as configured", self._directory)
+            return
+        reason = why_not_direct(self._directory / LOCK_NAME)
+        self._is_direct = reason is None
+        if reason is None:
+            logger.info("direct I/O in %s", self._directory)
+        elif self._io == "auto":
+            logger.info("buffered I/O in %s: direct I/O is not taken (%s)", self._directory, reason)
+        else:
+            raise DeviceFault(f"direct I/O is not taken in {self._directory}: {reason}")
 
     def names(self) -> list[str]:
         """Every regular file of the directory but the lock, sorted."""
@@ -151,17 +109,20 @@ class FileDevice:
         except OSError as error:
             raise translated(error, f"list {self._directory}") from error
 
-    def open(self, name: str) -> FileDeviceFile:
+    def open(self, name: str, *, has_extents: bool = False) -> PlainFile:
         """Open an existing file."""
-        return self._opened(name, 0)
+        return self._opened(name, 0, has_extents)
 
-    def create(self, name: str) -> FileDeviceFile:
+    def create(self, name: str, *, has_extents: bool = False) -> PlainFile:
         """Make a new file."""
-        return self._opened(name, os.O_CREAT | os.O_EXCL)
+        return self._opened(name, os.O_CREAT | os.O_EXCL, has_extents)
 
-    def _opened(self, name: str, flags: int) -> FileDeviceFile:
+    def _opened(self, name: str, flags: int, has_extents: bool) -> PlainFile:
+        path = self._directory / name
         try:
-            return FileDeviceFile(self._directory / name, flags, self._max_command_bytes)
+            if has_extents and self._is_direct:
+                return DirectFile(path, flags, self._max_command_bytes, self._bounce)
+            return PlainFile(path, flags, self._max_command_bytes, has_extents=has_extents)
         except OSError as error:
             raise translated(error, f"open {name}") from error
 

@@ -6,13 +6,13 @@ Files are memory files, so `fileno` works with `os.sendfile` as it does on the r
 import enum
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from adp_gateway.errors import DeviceFault, DeviceFull, StoreLocked
 
-from .base import translated
+from .base import check_extents, padded_bytes, translated
 
 
 class Kind(enum.Enum):
@@ -39,6 +39,9 @@ class Command:
     length: int = 0
 
 
+#: What stands in the rest of a unit.
+FILLING = b"\xee"
+
 #: Decides how much of an unsynced command a power cut leaves: bytes of a WRITE, zero or not for the others.
 Survivor = Callable[[Command], int]
 
@@ -46,8 +49,9 @@ Survivor = Callable[[Command], int]
 class MemoryDeviceFile:
     """A `DeviceFile` on a memory file of its device."""
 
-    def __init__(self, device: "MemoryDevice", name: str, fd: int) -> None:
+    def __init__(self, device: "MemoryDevice", name: str, fd: int, *, has_extents: bool) -> None:
         self._device = device
+        self._has_extents = has_extents
         self._name = name
         self._fd = os.dup(fd)
 
@@ -64,7 +68,7 @@ class MemoryDeviceFile:
         """Length in bytes."""
         return os.fstat(self._open_fd()).st_size
 
-    def read_into(self, target: memoryview, offset: int) -> int:
+    def read_into(self, target: memoryview, offset: int, *, is_kept: bool = False) -> int:
         """One read command."""
         self._device.execute(Command(Kind.READ, self._name, offset, length=target.nbytes))
         done = 0
@@ -77,7 +81,25 @@ class MemoryDeviceFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """One write command."""
-        self._device.execute(Command(Kind.WRITE, self._name, offset, bytes(data), data.nbytes))
+        if self._has_extents:
+            raise ValueError(f"{self._name} is a file of extents")
+        self._write(bytes(data), offset)
+
+    def write_extents(self, extents: Sequence[memoryview], offset: int) -> None:
+        """One write command. A direct device fills up the last unit: nobody may count on what is there."""
+        if not self._has_extents:
+            raise ValueError(f"{self._name} is no file of extents")
+        check_extents(extents, offset, self._device.max_command_bytes)
+        data = bytearray()
+        for extent in extents:
+            data = data.ljust(padded_bytes(len(data)), FILLING)
+            data += extent
+        if self._device.is_direct:
+            data = data.ljust(padded_bytes(len(data)), FILLING)
+        self._write(bytes(data), offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        self._device.execute(Command(Kind.WRITE, self._name, offset, data, len(data)))
         os.pwrite(self._open_fd(), data, offset)
 
     def allocate(self, length: int) -> None:
@@ -120,9 +142,11 @@ class MemoryDevice:
         max_command_bytes: int = 262144,
         capacity_bytes: int = 1 << 30,
         before: Callable[[Command], None] | None = None,
+        is_direct: bool = False,
     ) -> None:
         self._max_command_bytes = max_command_bytes
         self._capacity_bytes = capacity_bytes
+        self._is_direct = is_direct
         self._files: dict[str, int] = {}
         self._origin: dict[str, bytes] = {}  # what was there before the first command
         self._is_locked = False
@@ -147,6 +171,11 @@ class MemoryDevice:
         """The longest command."""
         return self._max_command_bytes
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it keeps to whole units, as a device around the page cache does."""
+        return self._is_direct
+
     def lock(self) -> None:
         """Become the only user until `close`."""
         if self._is_locked:
@@ -162,21 +191,21 @@ class MemoryDevice:
         """Nobody else can be here."""
         return []
 
-    def open(self, name: str) -> MemoryDeviceFile:
+    def open(self, name: str, *, has_extents: bool = False) -> MemoryDeviceFile:
         """Open an existing file."""
         with self._guard:
             if name not in self._files:
                 raise DeviceFault(f"open {name}: no such file")
-            return MemoryDeviceFile(self, name, self._files[name])
+            return MemoryDeviceFile(self, name, self._files[name], has_extents=has_extents)
 
-    def create(self, name: str) -> MemoryDeviceFile:
+    def create(self, name: str, *, has_extents: bool = False) -> MemoryDeviceFile:
         """Make a new, empty file."""
         self.execute(Command(Kind.CREATE, name))
         with self._guard:
             if name in self._files:
                 raise DeviceFault(f"open {name}: it exists")
             self._files[name] = os.memfd_create(name)
-            return MemoryDeviceFile(self, name, self._files[name])
+            return MemoryDeviceFile(self, name, self._files[name], has_extents=has_extents)
 
     def remove(self, name: str) -> None:
         """Remove a name, if there."""
@@ -228,7 +257,11 @@ class MemoryDevice:
         commands = self.commands[:count]
         names_synced = max((i for i, c in enumerate(commands) if c.kind is Kind.SYNC_NAMES), default=-1)
         synced = {command.name: i for i, command in enumerate(commands) if command.kind is Kind.SYNC}
-        image = MemoryDevice(max_command_bytes=self._max_command_bytes, capacity_bytes=self._capacity_bytes)
+        image = MemoryDevice(
+            max_command_bytes=self._max_command_bytes,
+            capacity_bytes=self._capacity_bytes,
+            is_direct=self._is_direct,
+        )
         files = {name: bytearray(contents) for name, contents in self._origin.items()}
         for i, command in enumerate(commands):
             of_names = command.kind in (Kind.CREATE, Kind.REMOVE)

@@ -53,7 +53,7 @@ def create_files(device: Device, segment_id: int, layout: Layout, is_durable: bo
     """
     opened = []
     try:
-        data = device.create(data_name(segment_id))
+        data = device.create(data_name(segment_id), has_extents=True)
         opened.append(data)
         data.allocate(layout.data_bytes)
         journal = device.create(journal_name(segment_id))

@@ -39,7 +39,7 @@ class Opened:
 def open_device(config: StoreConfig, device: Device | None) -> Opened:
     """Lock, recover, and keep to the capacity and the quotas that are configured now. Blocks."""
     if device is None:
-        device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes)
+        device = FileDevice(config.directory, max_command_bytes=config.max_command_bytes, io=config.io)
     check_place(device)
     device.lock()
     try:

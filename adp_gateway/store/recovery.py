@@ -319,7 +319,7 @@ def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | No
     """
     data = journal = None
     try:
-        data = device.open(data_name(segment_id))
+        data = device.open(data_name(segment_id), has_extents=True)
         journal = device.open(journal_name(segment_id))
         step = device.max_command_bytes
         scan = scan_segment(data, journal, segment_id=segment_id, max_command_bytes=step)

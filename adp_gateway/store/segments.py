@@ -11,6 +11,7 @@ What every path here keeps to, so that a cancellation can arrive at any `await`:
 * `Segment.readers` or `.writers` is above zero while a thread uses its files; such a segment is not removed.
 """
 
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -158,9 +159,12 @@ class SegmentStore:
         ]
 
     async def verify(self, leases: Sequence[ReadLease]) -> bytes:
-        """Read and hash each object in an I/O thread."""
-        own = cast(Sequence[SegmentLease], leases)
-        return await self._checked(own, self._transfers.verify, [lease.source for lease in own])
+        """Read and hash each object in an I/O thread, through the page cache: it is sent from there."""
+        return await self._verify(cast(Sequence[SegmentLease], leases), is_kept=True)
+
+    async def _verify(self, leases: Sequence[SegmentLease], *, is_kept: bool) -> bytes:
+        verify = functools.partial(self._transfers.verify, is_kept=is_kept)
+        return await self._checked(leases, verify, [lease.source for lease in leases])
 
     async def read_into(
         self, leases: Sequence[ReadLease], buffers: Sequence[memoryview], *, is_verified: bool = True
@@ -185,7 +189,7 @@ class SegmentStore:
                 if entry is not None:
                     leases.append(self._lease((namespace, keys[position]), entry))
                     found.append(position)
-            for position, status in zip(found, await self.verify(leases), strict=True):
+            for position, status in zip(found, await self._verify(leases, is_kept=False), strict=True):
                 statuses[position] = status
         finally:
             for lease in leases:

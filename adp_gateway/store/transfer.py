@@ -1,18 +1,19 @@
 """What the I/O threads do: bytes between files and memory, hashed on the way, in commands the device takes.
 
 One call serves a whole batch, so a batch costs one hop to a thread and back. Bytes that are only checked pass
-through one scratch buffer per thread, of one command's length, which stays in the processor's cache.
+through one scratch buffer per thread, of one command's length, which stays in the processor's cache. Objects
+that stand side by side and fit one command are written in one.
 """
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
 import xxhash
 
-from adp_gateway.device.base import DeviceFile
+from adp_gateway.device.base import MAX_EXTENTS, DeviceFile, padded_bytes
+from adp_gateway.device.direct import Bounce
 from adp_gateway.errors import DeviceFull, MemoryGone, StorageError
 
 from .base import Extent, Status
@@ -53,9 +54,57 @@ class Target:
     is_durable: bool
 
 
-class _Scratch(threading.local):
-    def __init__(self, length: int) -> None:
-        self.view = memoryview(bytearray(length))
+class _Run:
+    """Objects that stand side by side in `file`, to be written in one command."""
+
+    def __init__(self, file: DeviceFile, max_bytes: int, statuses: bytearray) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+        self._statuses = statuses
+        self._places: list[int] = []
+        self._views: list[memoryview] = []
+        self._start = 0
+        self.size_bytes = 0
+
+    def make_room(self, record: Record) -> None:
+        """Write what is here unless `record` goes behind it and into the same command."""
+        if self._views and (
+            record.offset != self._start + self.size_bytes
+            or self.size_bytes + padded_bytes(record.length) > self._max_bytes
+            or len(self._views) == MAX_EXTENTS
+        ):
+            self.write()
+
+    def add(self, place: int, view: memoryview, offset: int) -> None:
+        """Behind the others, which `make_room` has seen to; its outcome goes to `statuses[place]`."""
+        if not self._views:
+            self._start = offset
+        self._places.append(place)
+        self._views.append(view)
+        self.size_bytes += padded_bytes(view.nbytes)
+
+    def write(self) -> None:
+        """Write what is here. What fails together is tried again one by one: items fail one by one."""
+        try:
+            if self._views:
+                self._file.write_extents(self._views, self._start)
+        except StorageError as error:
+            if len(self._views) == 1:
+                self._statuses[self._places[0]] = status_of(error)
+            else:
+                self._write_each()
+        self._places.clear()
+        self._views.clear()
+        self.size_bytes = 0
+
+    def _write_each(self) -> None:
+        offset = self._start
+        for place, view in zip(self._places, self._views, strict=True):
+            try:
+                self._file.write_extents([view], offset)
+            except StorageError as error:
+                self._statuses[place] = status_of(error)
+            offset += padded_bytes(view.nbytes)
 
 
 class Transfers:
@@ -63,33 +112,35 @@ class Transfers:
 
     def __init__(self, max_command_bytes: int) -> None:
         self._step = max_command_bytes
-        self._scratch = _Scratch(max_command_bytes)
+        self._scratch = Bounce(max_command_bytes)
 
-    def verify(self, sources: Sequence[Source]) -> bytes:
-        """OK, CORRUPT or GATEWAY_FAULT for each."""
+    def verify(self, sources: Sequence[Source], *, is_kept: bool = False) -> bytes:
+        """OK, CORRUPT or GATEWAY_FAULT for each. `is_kept`: what is right is about to be read again."""
         scratch = self._scratch.view
         statuses = bytearray()
         for file, offset, length, checksum in sources:
             try:
                 if length <= self._step:
-                    view = scratch[:length]
-                    is_whole = file.read_into(view, offset) == length
-                    digest = xxhash.xxh3_64_intdigest(view)
+                    is_whole = (
+                        file.read_into(scratch[: padded_bytes(length)], offset, is_kept=is_kept) >= length
+                    )
+                    digest = xxhash.xxh3_64_intdigest(scratch[:length])
                 else:
-                    is_whole, digest = self._digest(file, offset, length, scratch)
+                    is_whole, digest = self._digest(file, offset, length, is_kept)
             except StorageError:
                 statuses.append(Status.GATEWAY_FAULT)
             else:
                 statuses.append(Status.OK if is_whole and digest == checksum else Status.CORRUPT)
         return bytes(statuses)
 
-    def _digest(self, file: DeviceFile, offset: int, length: int, scratch: memoryview) -> tuple[bool, int]:
+    def _digest(self, file: DeviceFile, offset: int, length: int, is_kept: bool) -> tuple[bool, int]:
         hasher = xxhash.xxh3_64()
+        scratch = self._scratch.view
         for start in range(0, length, self._step):
-            view = scratch[: min(self._step, length - start)]
-            if file.read_into(view, offset + start) != len(view):
+            count = min(self._step, length - start)
+            if file.read_into(scratch[: padded_bytes(count)], offset + start, is_kept=is_kept) < count:
                 return False, 0
-            hasher.update(view)
+            hasher.update(scratch[:count])
         return True, hasher.intdigest()
 
     def read_into(self, sources: Sequence[Source], buffers: Sequence[memoryview]) -> bytes:
@@ -135,42 +186,49 @@ class Transfers:
         self, target: Target, payloads: Sequence[memoryview | Extent], records: Sequence[Record]
     ) -> Written:
         """Check and write each payload where its record says, then commit those that are whole."""
-        statuses = bytearray()
-        for data, record in zip(payloads, records, strict=True):
+        statuses = bytearray(len(records))  # OK, until something is wrong
+        run = _Run(target.data, self._step, statuses)
+        for place, (data, record) in enumerate(zip(payloads, records, strict=True)):
+            if record.length > self._step:
+                run.write()
+                statuses[place] = self._write_long(target.data, data, record)
+                continue
+            run.make_room(record)
             if isinstance(data, Extent):
-                statuses.append(self._write_extent(target, data, record))
-                continue
-            if xxhash.xxh3_64_intdigest(data) != record.checksum:
-                statuses.append(Status.CORRUPT)
-                continue
-            try:
-                for start in range(0, record.length, self._step):
-                    target.data.write(data[start : start + self._step], record.offset + start)
-            except StorageError as error:
-                statuses.append(status_of(error))
+                view = self._scratch.view[run.size_bytes :][: record.length]
+                if not _take(data, 0, view):
+                    statuses[place] = Status.REFUSED
+                    continue
             else:
-                statuses.append(Status.OK)
+                view = data
+            if xxhash.xxh3_64_intdigest(view) != record.checksum:
+                statuses[place] = Status.CORRUPT
+            elif record.length:
+                run.add(place, view, record.offset)
+        run.write()
         return self._committed(target, records, statuses)
 
-    def _write_extent(self, target: Target, extent: Extent, record: Record) -> Status:
-        """Every byte is taken out of the foreign file once, and what was taken is both hashed and written.
-        An object in one command is written if it is right; one in several counts if it is."""
+    def _write_long(self, file: DeviceFile, data: memoryview | Extent, record: Record) -> Status:
+        """An object in several commands. Memory of ours is checked first. Of a foreign file every byte is
+        taken once, and what was taken is both hashed and written: it counts if it was right."""
+        if not isinstance(data, Extent) and xxhash.xxh3_64_intdigest(data) != record.checksum:
+            return Status.CORRUPT
         hasher = xxhash.xxh3_64()
-        view = self._scratch.view[:0]
         try:
             for start in range(0, record.length, self._step):
-                if start:
-                    target.data.write(view, record.offset + start - self._step)
-                view = self._scratch.view[: min(self._step, record.length - start)]
-                if not _take(extent, start, view):
-                    return Status.REFUSED
-                hasher.update(view)
-            if hasher.intdigest() != record.checksum:
-                return Status.CORRUPT
-            if record.length:
-                target.data.write(view, record.offset + record.length - len(view))
+                count = min(self._step, record.length - start)
+                if isinstance(data, Extent):
+                    view = self._scratch.view[:count]
+                    if not _take(data, start, view):
+                        return Status.REFUSED
+                    hasher.update(view)
+                else:
+                    view = data[start : start + count]
+                file.write_extents([view], record.offset + start)
         except StorageError as error:
             return status_of(error)
+        if isinstance(data, Extent) and hasher.intdigest() != record.checksum:
+            return Status.CORRUPT
         return Status.OK
 
     def copy(self, target: Target, copies: Sequence[Copy]) -> Written:
@@ -181,11 +239,12 @@ class Transfers:
             status = Status.OK
             try:
                 for start in range(0, length, self._step):
-                    view = self._scratch.view[: min(self._step, length - start)]
-                    if file.read_into(view, offset + start) != len(view):
+                    count = min(self._step, length - start)
+                    if file.read_into(self._scratch.view[: padded_bytes(count)], offset + start) < count:
                         break
+                    view = self._scratch.view[:count]
                     hasher.update(view)
-                    target.data.write(view, record.offset + start)
+                    target.data.write_extents([view], record.offset + start)
             except StorageError as error:
                 status = status_of(error)
             if status is Status.OK and hasher.intdigest() != checksum:

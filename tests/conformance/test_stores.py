@@ -1,4 +1,4 @@
-"""What `ObjectStore` promises, asked of every store: memory, files, durable files, the RAM device."""
+"""What `ObjectStore` promises, asked of every store: memory, files in every mode, the RAM device in two."""
 
 import mmap
 import os
@@ -39,17 +39,19 @@ LARGEST = 200 * KIB
 SIZES = [0, 1, 4095, 4096, 4097, 16 * KIB, 16 * KIB + 1, 100_000, LARGEST]
 
 
-@pytest.fixture(params=["memory", "files", "durable", "device"])
+@pytest.fixture(params=["memory", "files", "buffered", "durable", "device", "direct device"])
 async def store(request, tmp_path, anyio_backend):
     if request.param == "memory":
         yield MemoryStore(capacity_bytes=4 * MIB, max_object_bytes=LARGEST)
         return
     async with AsyncExitStack() as stack:
         device = None
-        if request.param == "device":
-            device = stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
+        if request.param in ("device", "direct device"):
+            is_direct = request.param == "direct device"
+            device = stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB, is_direct=is_direct))
         durability = "durable" if request.param == "durable" else "relaxed"
-        settings = config(tmp_path / "kv", max_object_bytes=LARGEST, durability=durability)
+        io = "buffered" if request.param == "buffered" else "auto"  # "files": direct where tests have a disk
+        settings = config(tmp_path / "kv", max_object_bytes=LARGEST, durability=durability, io=io)
         yield await stack.enter_async_context(SegmentStore.open(settings, device=device))
 
 

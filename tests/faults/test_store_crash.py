@@ -208,9 +208,10 @@ async def check_power_cuts(history: History, *, may_evict: bool) -> None:
                     assert await put(store, b"next", b"object") == Status.OK
 
 
-async def test_power_cut_at_every_command_loses_nothing_acknowledged(devices):
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_power_cut_at_every_command_loses_nothing_acknowledged(devices, is_direct):
     """Durable mode: fragments, an overwrite, deletes and a full segment; cut after each command."""
-    device = new_device(devices)
+    device = new_device(devices, is_direct=is_direct)
     history = History(device)
     async with SegmentStore.open(config("unused", **DURABLE), device=device) as store:
         await history.put(store, key(1), payload(1, 40_000))
@@ -223,9 +224,10 @@ async def test_power_cut_at_every_command_loses_nothing_acknowledged(devices):
     await check_power_cuts(history, may_evict=False)
 
 
-async def test_power_cut_while_segments_are_reclaimed(devices):
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_power_cut_while_segments_are_reclaimed(devices, is_direct):
     """As before, with eviction and second chances going on: a key may be gone, but never be wrong or old."""
-    device = new_device(devices)
+    device = new_device(devices, is_direct=is_direct)
     history = History(device)
     async with SegmentStore.open(config("unused", **DURABLE), device=device) as store:
         await history.put(store, key(0), payload(0, 5000))

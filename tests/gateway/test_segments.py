@@ -11,9 +11,9 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from adp_gateway.device.memory import Command, Kind, MemoryDevice
-from adp_gateway.errors import NotAStore, StoreLocked, UnsupportedFormat
+from adp_gateway.errors import DeviceFault, NotAStore, StoreLocked, UnsupportedFormat
 from adp_gateway.fsck import check
-from adp_gateway.store.base import Status
+from adp_gateway.store.base import PutItem, Status
 from adp_gateway.store.format import SUPERBLOCK_NAME
 from adp_gateway.store.segments import SegmentStore
 from gateway.objects import (
@@ -140,6 +140,37 @@ async def test_small_objects_end_a_segment_by_their_number(tmp_path):
         assert disk_bytes(tmp_path) <= store.stats().used_bytes
 
 
+async def test_small_neighbours_go_in_one_command_and_fail_one_by_one():
+    """Eight objects of a unit or less side by side: one write; where the device refuses it, one each."""
+    with MemoryDevice(max_command_bytes=16 * KIB) as device:
+        async with SegmentStore.open(config("unused"), device=device) as store:
+            items = [item(key(n), payload(n, length)) for n, length in enumerate([4096, 1, 100, 4095])]
+            bad = PutItem(key=key(9), checksum=1, data=memoryview(b"something else"))
+            device.commands.clear()
+            assert await store.put_many(NAMESPACE, items) == bytes(4)
+            assert await store.put_many(NAMESPACE, [*items[:2], bad, *items[2:]]) == bytes(
+                [0, 0, Status.CORRUPT, 0, 0]
+            )
+            assert [
+                c.length for c in device.commands if c.name.endswith(".data") and c.kind is Kind.WRITE
+            ] == [
+                3 * 4096 + 4095,
+                4096 + 1,
+                4096 + 4095,
+            ]
+
+            def refuse(command: Command) -> None:
+                if command.kind is Kind.WRITE and command.data.startswith(payload(1, 1)):
+                    raise DeviceFault("a bad unit")
+                if command.kind is Kind.WRITE and command.length > 8192:
+                    raise DeviceFault("a bad unit")
+
+            device.before = refuse
+            assert await store.put_many(NAMESPACE, items) == bytes([0, Status.GATEWAY_FAULT, 0, 0])
+            device.before = None
+            assert [await get(store, each.key) for each in items] == [bytes(each.data) for each in items]
+
+
 async def test_no_command_is_longer_than_the_device_takes():
     limit = 16 * KIB
     with MemoryDevice(max_command_bytes=limit) as device:
@@ -239,7 +270,8 @@ async def test_what_opening_found_is_one_line_that_people_can_read(tmp_path, cap
     caplog.clear()
     async with SegmentStore.open(config(tmp_path, max_object_bytes=100_000)):
         pass
-    (line,) = caplog.messages
+    io, line = caplog.messages
+    assert "I/O in" in io
     assert line == "store opened: 1 objects in 1 segments, 4 bytes of torn journals cut off"
 
 
