@@ -20,6 +20,9 @@ from .base import Extent, Status
 from .format import Record
 from .journal import Journal
 
+#: Less than this is not worth a thread of its own.
+SHARE_BYTES = 1 << 20
+
 
 class Source(NamedTuple):
     """An object on the device."""
@@ -267,6 +270,22 @@ class Transfers:
             failed = status_of(error)
             return Written(bytes(failed if s == Status.OK else s for s in statuses), is_journal_suspect=True)
         return Written(bytes(statuses))
+
+
+def shared_out(lengths: Sequence[int], most: int) -> list[slice]:
+    """Cut a batch into at most `most` shares of about the same size, none much below `SHARE_BYTES`."""
+    total = sum(lengths)
+    count = max(1, min(most, total // SHARE_BYTES))
+    shares: list[slice] = []
+    start = taken = 0
+    for end, length in enumerate(lengths, 1):
+        taken += length
+        if taken * count >= total * (len(shares) + 1) and len(shares) < count - 1:
+            shares.append(slice(start, end))
+            start = end
+    if start < len(lengths) or not shares:
+        shares.append(slice(start, len(lengths)))
+    return shares
 
 
 def status_of(error: StorageError) -> Status:
