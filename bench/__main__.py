@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 
 from adp_client import Client, ClientConfig
+from bench.device import measure_device
 from bench.exists import measure_exists
 from bench.index import measure_memory, measure_reopen
 from bench.machine import describe
@@ -23,6 +24,7 @@ from bench.shared import measure_shared
 from bench.values import measure_values
 from demo.processes import run_gateway
 
+DEVICE_SAMPLES = 25  # of 256 MiB: enough for a median, and minutes rather than an hour
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -69,6 +71,8 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
     ):
         index = [await measure_memory(client, path=path)]
     index.append(measure_reopen(folder))
+    print("the device ...", flush=True)
+    device = await measure_device(folder, samples=min(samples, DEVICE_SAMPLES))
     return [
         worst("socket_read_vs_sendfile", throughput),
         *throughput,
@@ -79,6 +83,7 @@ async def measure(folder: Path, *, samples: int) -> list[Row]:
         *queueing,
         *exists,
         *index,
+        *device,
         max(
             (row for row in cpu if row.name.startswith("client_cpu") and row.name.endswith("/256k")),
             key=lambda row: row.ours,

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from adp_gateway.device.direct import why_not_direct
+
 
 def describe(data: Path) -> dict[str, object]:
     """The machine, in the keys of latest.json's `machine`; `data` is where the gateway keeps its files."""
@@ -19,8 +21,18 @@ def describe(data: Path) -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": _file_system(data),
+        "direct_io": _direct_io(data),
         "adp-kv": version("adp-kv"),
     }
+
+
+def _direct_io(folder: Path) -> str:
+    """What a gateway whose data is in the folder would say of it."""
+    probe = folder / "probe"
+    probe.touch()
+    reason = why_not_direct(probe)
+    probe.unlink()
+    return "taken" if reason is None else f"not taken: {reason}"
 
 
 def _after(path: str, name: str) -> str:
