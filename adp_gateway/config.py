@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-from attrs.validators import ge, in_, min_len
+from attrs.validators import ge, gt, in_, min_len
 
 from adp_client.transport.endpoints import Endpoint, TLSEndpoint
 from adp_gateway.store.format import UNIT_BYTES
@@ -49,6 +49,7 @@ class StoreConfig:
     max_command_bytes: the longest read or write the device is asked for; larger objects go in several.
     max_object_bytes: larger puts are refused.
     io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
+    io_seconds: how long a read may wait for a thread, and then for the device, before it is given up.
     accounts: whose namespaces are counted, and up to which quota.
     io: "direct": objects go around the page cache, except where a socket sends them from it; "buffered":
         through it; "auto": the first where the file system takes it.
@@ -68,6 +69,7 @@ class StoreConfig:
     )
     max_object_bytes: int = attrs.field(default=64 * MIB, validator=_whole_number(1, (1 << 32) - 1))
     io_threads: int = attrs.field(default=8, validator=_whole_number(1, 256))
+    io_seconds: float = attrs.field(default=10.0, validator=gt(0))
     io: Literal["auto", "direct", "buffered"] = attrs.field(
         default="auto", validator=in_(("auto", "direct", "buffered"))
     )

@@ -144,6 +144,7 @@ def gateway_config(settings: ServeSettings) -> tuple[GatewayConfig, tuple[Path, 
                 max_object_bytes=bytes_of(settings.max_object),
                 durability="durable" if settings.durability == "durable" else "relaxed",
                 io_threads=settings.io_threads,
+                io_seconds=settings.io_seconds,
                 io=settings.io,  # type: ignore[arg-type]  # one of the three, as the settings know
                 accounts=tuple(tenant.account for tenant in tenants),
             ),

@@ -160,6 +160,12 @@ class ServeSettings:
         None, "what is evicted as a unit (default: by capacity)", StoreConfig, "segment_bytes"
     )
     io_threads: int = _option(8, "for reads, and as many for writes", "N", _like(StoreConfig, "io_threads"))
+    io_seconds: float = _option(
+        10.0,
+        "for a read to get a thread, and then an answer of the device",
+        "SECONDS",
+        _like(StoreConfig, "io_seconds"),
+    )
     io: str = _option(
         "auto",
         "around the page cache, through it, or the first where the file system takes it",

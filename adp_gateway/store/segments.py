@@ -39,10 +39,12 @@ from .format import (
 from .index import Entry
 from .leases import Cohort, Subject
 from .opening import Opened, open_device
+from .reader import Read, Reader
 from .reclaim import Plan, Survivor, survivors
 from .recovery import RecoveryReport
 from .segment import Segment, SegmentLease
-from .transfer import Copy, Source, Target, Transfers, shared_out, status_of
+from .threads import ReadThreads
+from .transfer import Copy, Source, Target, Transfers, status_of
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -71,8 +73,8 @@ class SegmentStore:
         self._max_object_bytes = min(config.max_object_bytes, opened.layout.data_bytes)
         self._is_durable = config.durability == "durable"
         self._transfers = Transfers(config.max_command_bytes)
-        self._share_threads = max(1, config.io_threads // 2)
-        self._read_threads = anyio.CapacityLimiter(config.io_threads)
+        self._reads = ReadThreads(config.io_threads, config.io_seconds)
+        self._reader = Reader(self._reads, max(1, config.io_threads // 2), self._drop_damaged)
         self._write_threads = anyio.CapacityLimiter(config.io_threads)
         self._rolling = anyio.Lock()  # held by the one task that makes room and opens the next segment
         self._killing = anyio.Lock()  # held by the one task that writes kills
@@ -125,8 +127,12 @@ class SegmentStore:
             await self.flush()
         except StorageError as error:
             logger.warning("the store closes with writes that the device did not confirm: %s", error)
+        self._reads.reap()
+        if self._reads.late:
+            logger.error("the store closes with %d reads that the device has not answered", self._reads.late)
         for segment in (*self._catalog.segments.values(), *self._catalog.doomed):
-            segment.data.close()
+            if not self._reads.late or segment.is_idle:  # a descriptor in use must not become another file's
+                segment.data.close()
             segment.journal.close()
         self._device.close()
 
@@ -165,7 +171,7 @@ class SegmentStore:
 
     async def _verify(self, leases: Sequence[SegmentLease], *, is_kept: bool) -> bytes:
         verify = functools.partial(self._transfers.verify, is_kept=is_kept)
-        return await self._checked(leases, verify, [lease.source for lease in leases])
+        return await self._checked(leases, verify, [lease.source for lease in leases], may_give_up=True)
 
     async def read_into(
         self, leases: Sequence[ReadLease], buffers: Sequence[memoryview], *, is_verified: bool = True
@@ -177,7 +183,8 @@ class SegmentStore:
         targets = [buffer for buffer, fit in zip(buffers, fits, strict=True) if fit]
         sources = [lease.source for lease in fitting]
         read = self._transfers.read_into if is_verified else self._transfers.read_unseen
-        results = iter(await self._checked(fitting, read, sources, targets))
+        # The caller's memory must not be let go of while it is written to: no giving up.
+        results = iter(await self._checked(fitting, read, sources, targets, may_give_up=False))
         return bytes([next(results) if fit else Status.TOO_LARGE for fit in fits])
 
     async def check_many(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
@@ -204,48 +211,15 @@ class SegmentStore:
         return SegmentLease(subject, entry, segment, catalog.ledger, catalog.ledger.enter(subject))
 
     async def _checked(
-        self, leases: Sequence[SegmentLease], read: Callable[..., bytes], *args: Sequence[Any]
+        self, leases: Sequence[SegmentLease], read: Read, *args: Sequence[Any], may_give_up: bool
     ) -> bytes:
         """Run `read` in reader threads and drop what it found damaged."""
-        if not leases:
-            await anyio.lowlevel.checkpoint()
-            return b""
-        # Pinned once more: a session that is torn down releases its leases, maybe before the thread is done.
-        for lease in leases:
-            lease.segment.readers += 1
-        try:
-            statuses = await self._in_readers(leases, read, *args)
-        finally:
-            for lease in leases:
-                lease.segment.readers -= 1
+        statuses = await self._reader.read(leases, read, *args, may_give_up=may_give_up)
         if any(statuses):
-            self._drop_damaged(leases, statuses)
             await self._write_kills()
         else:
             self._troubles.worked("read")
         return statuses
-
-    async def _in_readers(
-        self, leases: Sequence[SegmentLease], read: Callable[..., bytes], *args: Sequence[Any]
-    ) -> bytes:
-        """Run `read` in reader threads: a large batch is shared out, because a device that is asked for one
-        command at a time delivers a part of what it can. Never all threads: others read too.
-
-        `args` have an element for each lease.
-        """
-        shares = shared_out([lease.length for lease in leases], self._share_threads)
-        if len(shares) == 1:
-            return await anyio.to_thread.run_sync(read, *args, limiter=self._read_threads)
-        results = [b""] * len(shares)
-
-        async def run(number: int, share: slice) -> None:
-            parts = [arg[share] for arg in args]
-            results[number] = await anyio.to_thread.run_sync(read, *parts, limiter=self._read_threads)
-
-        async with anyio.create_task_group() as tasks:
-            for number, share in enumerate(shares):
-                tasks.start_soon(run, number, share)
-        return b"".join(results)
 
     def _drop_damaged(self, leases: Sequence[SegmentLease], statuses: bytes) -> None:
         catalog = self._catalog
@@ -485,6 +459,7 @@ class SegmentStore:
     async def _make_room(self) -> bool:
         """Evict until one more segment fits; whether it does. Usually it does at once: the reserve."""
         catalog = self._catalog
+        self._reads.reap()
         while self._plan.is_full:
             await self._trim()
             if not self._plan.is_full:
@@ -655,6 +630,7 @@ class SegmentStore:
     def stats(self) -> StoreStats:
         """Counters and sizes of this moment."""
         catalog = self._catalog
+        self._reads.reap()
         return StoreStats(
             capacity_bytes=self._capacity_bytes,
             used_bytes=catalog.used_bytes,

@@ -7,6 +7,7 @@ that stand side by side and fit one command are written in one.
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import attrs
@@ -19,7 +20,10 @@ from adp_gateway.errors import DeviceFull, MemoryGone, StorageError
 from .base import Extent, Status
 from .format import Record
 from .journal import Journal
+from .threads import Progress
 
+#: Read in one call, so that there is an end to each.
+PORTION_BYTES = 32 << 20
 #: Less than this is not worth a thread of its own.
 SHARE_BYTES = 1 << 20
 
@@ -117,11 +121,19 @@ class Transfers:
         self._step = max_command_bytes
         self._scratch = Bounce(max_command_bytes)
 
-    def verify(self, sources: Sequence[Source], *, is_kept: bool = False) -> bytes:
-        """OK, CORRUPT or GATEWAY_FAULT for each. `is_kept`: what is right is about to be read again."""
+    def verify(
+        self, sources: Sequence[Source], *, is_kept: bool = False, progress: Progress | None = None
+    ) -> bytes:
+        """OK, CORRUPT or GATEWAY_FAULT for each. `is_kept`: what is right is about to be read again.
+
+        This and the other reads write down how far they are in `progress`, and stop there if it is given up.
+        """
         scratch = self._scratch.view
-        statuses = bytearray()
+        progress = progress or Progress()
+        statuses = progress.statuses
         for file, offset, length, checksum in sources:
+            if progress.is_given_up:
+                break
             try:
                 if length <= self._step:
                     is_whole = (
@@ -146,10 +158,15 @@ class Transfers:
             hasher.update(scratch[:count])
         return True, hasher.intdigest()
 
-    def read_into(self, sources: Sequence[Source], buffers: Sequence[memoryview]) -> bytes:
+    def read_into(
+        self, sources: Sequence[Source], buffers: Sequence[memoryview], *, progress: Progress | None = None
+    ) -> bytes:
         """As `verify`, with the bytes in `buffers` afterwards; each at least as long as its object."""
-        statuses = bytearray()
+        progress = progress or Progress()
+        statuses = progress.statuses
         for (file, offset, length, checksum), buffer in zip(sources, buffers, strict=True):
+            if progress.is_given_up:
+                break
             hasher = xxhash.xxh3_64()
             status = Status.OK
             try:
@@ -166,11 +183,16 @@ class Transfers:
             statuses.append(status)
         return bytes(statuses)
 
-    def read_unseen(self, sources: Sequence[Source], buffers: Sequence[memoryview]) -> bytes:
+    def read_unseen(
+        self, sources: Sequence[Source], buffers: Sequence[memoryview], *, progress: Progress | None = None
+    ) -> bytes:
         """The bytes into `buffers`, which nothing here looks at: REFUSED where the memory has gone."""
         step = self._step
-        statuses = bytearray()
+        progress = progress or Progress()
+        statuses = progress.statuses
         for (file, offset, length, _), buffer in zip(sources, buffers, strict=True):
+            if progress.is_given_up:
+                break
             status = Status.OK
             try:
                 for start in range(0, length, step):
@@ -286,6 +308,18 @@ def shared_out(lengths: Sequence[int], most: int) -> list[slice]:
     if start < len(lengths) or not shares:
         shares.append(slice(start, len(lengths)))
     return shares
+
+
+def portions(lengths: Sequence[int]) -> list[slice]:
+    """Cut a batch into pieces of at most `PORTION_BYTES`, or of one object."""
+    cuts = [0]
+    size_bytes = 0
+    for at, length in enumerate(lengths):
+        if at > cuts[-1] and size_bytes + length > PORTION_BYTES:
+            cuts.append(at)
+            size_bytes = 0
+        size_bytes += length
+    return [slice(start, end) for start, end in pairwise([*cuts, len(lengths)])]
 
 
 def status_of(error: StorageError) -> Status:

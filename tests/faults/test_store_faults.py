@@ -28,6 +28,7 @@ from gateway.objects import (
     put,
     put_all,
 )
+from gateway.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -379,6 +380,161 @@ async def test_b43_a_read_that_hangs_does_not_hold_up_the_others(device):
                 go.set()
         finally:
             go.set()
+
+
+class Hanging:
+    """Makes reads of data hang, all or those at one place, until the test lets them go."""
+
+    def __init__(self, device: MemoryDevice, offset: int | None = None) -> None:
+        self.stuck = threading.Semaphore(0)
+        self._go = threading.Event()
+        self._offset = offset
+        self._device = device
+
+    def __enter__(self):
+        self._device.before = self
+        return self
+
+    def __exit__(self, *_):
+        self.let_go()
+
+    def __call__(self, command: Command) -> None:
+        if command.kind is Kind.READ and self._offset in (None, command.position) and not self._go.is_set():
+            self.stuck.release()
+            assert self._go.wait(10)
+
+    async def wait_stuck(self) -> None:
+        assert await anyio.to_thread.run_sync(self.stuck.acquire, True, 10)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def impatient(**changes):
+    return config("unused", io_seconds=0.5, **changes)
+
+
+async def came_back(store: SegmentStore) -> None:
+    """Every thread that somebody has given up is back."""
+    await until(lambda: store.stats() and not store._reads.late)
+
+
+async def test_b43_a_hung_read_fails_at_its_limit_and_other_reads_go_on(device):
+    """What hangs is dropped; what stands behind it in the batch, and was not tried, is not."""
+    async with SegmentStore.open(impatient(), device=device) as store:
+        await put_all(store, {key(n): payload(n, 5000) for n in range(4)})
+        with Hanging(device, offset=2 * 4096) as hanging:
+            statuses = await store.check_many(NAMESPACE, [key(n) for n in range(4)])
+            assert statuses == bytes([Status.OK] + 3 * [Status.GATEWAY_FAULT])
+            assert store.exist(NAMESPACE, [key(n) for n in range(4)]) == bytes([0, MISS, 0, 0])
+            assert store.stats().faulted_objects == 1
+            for n in (0, 2, 3):
+                assert await get(store, key(n)) == payload(n, 5000)
+            assert await put(store, key(1), b"again") == Status.OK
+            assert await get(store, key(1)) == b"again"
+            hanging.let_go()
+        await came_back(store)
+        assert await store.check_many(NAMESPACE, [key(n) for n in range(4)]) == bytes(4)
+
+
+async def test_b43_what_a_hung_read_uses_stays_until_it_is_back(device):
+    """Its segment is not evicted, however full the store gets; its leases do not hold up a delete."""
+    async with SegmentStore.open(impatient(), device=device) as store:
+        await put_all(store, {key(0): payload(0, 5000), key(1): payload(1, 100_000)})
+        with Hanging(device, offset=0) as hanging:
+            assert await get(store, key(0)) == Status.GATEWAY_FAULT
+            assert await store.delete_many(NAMESPACE, [key(0), key(1)]) == bytes([MISS, Status.OK])
+            for n in range(40):
+                assert await put(store, key(2 + n % 20), payload(n, 200_000)) == Status.OK
+            assert {DATA, LOG} <= set(device.names())
+            hanging.let_go()
+        await came_back(store)
+        for n in range(40):
+            assert await put(store, key(2 + n % 20), payload(n, 200_000)) == Status.OK
+        assert not {DATA, LOG} & set(device.names())
+
+
+async def test_b43_when_every_thread_is_stuck_reads_fail_at_once_and_nothing_is_dropped(device, caplog):
+    async with SegmentStore.open(impatient(), device=device) as store:
+        await put_all(store, {key(n): payload(n, 5000) for n in range(6)})
+        with Hanging(device) as hanging:
+            async with anyio.create_task_group() as tasks:
+                for n in range(2):  # as many as there are threads
+                    tasks.start_soon(get, store, key(n))
+            buffer = memoryview(bytearray(5000))
+            leases = store.open_read(NAMESPACE, [key(4)])
+            for _ in range(2):
+                assert await get(store, key(3)) == Status.GATEWAY_FAULT
+                assert await store.read_into(leases, [buffer]) == bytes([Status.GATEWAY_FAULT])
+            leases[0].release()
+            assert device.commands[-1].kind is not Kind.READ, "these have not even tried"
+            assert await put(store, key(9), b"writes have threads of their own") == Status.OK
+            assert store.exist(NAMESPACE, [key(n) for n in range(6)]) == bytes([MISS, MISS, 0, 0, 0, 0])
+            hanging.let_go()
+        await came_back(store)
+        assert [await get(store, key(n)) for n in range(2, 6)] == [payload(n, 5000) for n in range(2, 6)]
+    lines = [message for message in caplog.messages if "the device " in message]
+    assert lines == [
+        "the device has not answered any of 2 reads for 0.5 s: reads fail until it does",
+        "the device answers reads again",
+    ]
+
+
+async def test_b43_memory_of_the_caller_is_not_given_up_and_waiting_for_a_thread_ends(device):
+    """A region must not be written to once its client has been answered: such a read waits for the device."""
+    async with SegmentStore.open(impatient(io_threads=1), device=device) as store:
+        await put_all(store, {key(n): payload(n, 5000) for n in range(2)})
+        leases = store.open_read(NAMESPACE, [key(0)])
+        buffer = bytearray(5000)
+        statuses: list[bytes] = []
+
+        async def read() -> None:
+            statuses.append(await store.read_into(leases, [memoryview(buffer)], is_verified=False))
+
+        with Hanging(device) as hanging:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+                await hanging.wait_stuck()
+                for _ in range(
+                    2
+                ):  # the first waits for the thread, the second is refused: it is stuck by now
+                    assert await get(store, key(1)) == Status.GATEWAY_FAULT
+                assert statuses == []
+                hanging.let_go()
+        assert statuses == [bytes(1)]
+        assert buffer == payload(0, 5000)
+        leases[0].release()
+        assert await get(store, key(1)) == payload(1, 5000), "it was never tried, so it is not dropped"
+
+
+async def test_b43_who_leaves_a_hung_read_waits_for_it_no_longer_than_its_limit(device):
+    async with SegmentStore.open(impatient(), device=device) as store:
+        await put(store, key(0), payload(0, 5000))
+        leases = store.open_read(NAMESPACE, [key(0)])
+        with Hanging(device) as hanging:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store.verify, leases)
+                await hanging.wait_stuck()
+                tasks.cancel_scope.cancel()
+            leases[0].release()
+            hanging.let_go()
+        await came_back(store)
+        assert store.stats().leases == 0
+
+
+async def test_b43_a_store_closes_while_a_read_hangs(device, caplog):
+    """The file that it reads stays open: its descriptor must not become another file's."""
+    with Hanging(device) as hanging:
+        async with SegmentStore.open(impatient(), device=device) as store:
+            await put(store, key(0), payload(0, 5000))
+            leases = store.open_read(NAMESPACE, [key(0)])
+            data = leases[0].segment.data
+            leases[0].release()
+            assert await get(store, key(0)) == Status.GATEWAY_FAULT
+        assert data.fileno() >= 0
+        assert "the store closes with 1 reads that the device has not answered" in caplog.text
+        hanging.let_go()
+    data.close()
 
 
 async def test_w11_writes_that_hang_do_not_hold_up_the_reads(device):

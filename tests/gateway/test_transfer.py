@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adp_gateway.device.memory import Command, Kind, MemoryDevice
 from adp_gateway.store.base import Status
 from adp_gateway.store.segments import SegmentStore
-from adp_gateway.store.transfer import SHARE_BYTES, shared_out
+from adp_gateway.store.transfer import PORTION_BYTES, SHARE_BYTES, portions, shared_out
 from gateway.objects import KIB, MIB, NAMESPACE, config, key, payload, put_all
 
 
@@ -22,6 +22,13 @@ def test_shares_cover_the_batch_in_order_and_are_not_small(lengths, most):
     if len(shares) > 1:
         assert all(lengths[share] for share in shares)
         assert len(shares) <= sum(lengths) // SHARE_BYTES
+
+
+@given(st.lists(st.integers(0, 2 * PORTION_BYTES), max_size=20))
+def test_portions_cover_the_batch_in_order_and_end(lengths):
+    cut = portions(lengths)
+    assert [length for portion in cut for length in lengths[portion]] == lengths
+    assert all(len(lengths[p]) == 1 or sum(lengths[p]) <= PORTION_BYTES for p in cut if lengths)
 
 
 def test_shares_are_about_equal():
