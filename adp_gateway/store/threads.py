@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import attrs
 
@@ -84,22 +85,20 @@ class ReadThreads:
         self.reap()
         try:
             self._refuse_if_stuck()
-            with anyio.move_on_after(self._io_seconds) as waiting:
-                await self._limiter.acquire_on_behalf_of(call)
-            if waiting.cancelled_caught:
-                self._refuse_if_stuck()
-                raise DeviceFault(f"no read thread came free in {self._io_seconds} s")
+            await self._enter(call)
         except BaseException:
             give_back()
             raise
         call.started_at = anyio.current_time()
         self._inside.add(call)
-        deadline = call.started_at + self._io_seconds if may_give_up else math.inf
         try:
-            with anyio.CancelScope(deadline=deadline, shield=True):
-                await anyio.to_thread.run_sync(
-                    call.run, work, abandon_on_cancel=may_give_up, limiter=self._threads
-                )
+            if may_give_up:
+                with anyio.CancelScope(deadline=call.started_at + self._io_seconds, shield=True):
+                    await anyio.to_thread.run_sync(
+                        call.run, work, abandon_on_cancel=True, limiter=self._threads
+                    )
+            else:
+                await anyio.to_thread.run_sync(call.run, work, limiter=self._threads)
         finally:
             if call.give_up():
                 self._late.append(call)
@@ -108,6 +107,20 @@ class ReadThreads:
         if not call.has_begun:
             raise DeviceFault(f"no read thread has begun in {self._io_seconds} s")
         return call.progress
+
+    async def _enter(self, call: _Call) -> None:
+        """Wait for a place, for `io_seconds`."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(call)
+            return
+        except anyio.WouldBlock:
+            pass
+        with anyio.move_on_after(self._io_seconds) as waiting:
+            await self._limiter.acquire_on_behalf_of(call)
+        if waiting.cancelled_caught:
+            self._refuse_if_stuck()
+            raise DeviceFault(f"no read thread came free in {self._io_seconds} s")
 
     def _leave(self, call: _Call) -> None:
         self._inside.discard(call)
