@@ -55,6 +55,10 @@ class DeviceFile(Protocol):
         """
         ...
 
+    def is_cached(self, offset: int, length: int) -> bool:
+        """Whether a read of this would not need the device. Answers at once; False if not known."""
+        ...
+
     def write(self, data: memoryview, offset: int) -> None:
         """One write command, complete when it returns. Not for a file of extents.
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from adp_gateway.errors import DeviceFault
 
 from .base import ALIGNMENT_BYTES, check_extents, padded_bytes, translated
-from .pagecache import is_cached
 from .plain import PlainFile
 
 
@@ -59,7 +58,7 @@ class DirectFile(PlainFile):
         whole = target.nbytes - target.nbytes % ALIGNMENT_BYTES
         done = 0
         self._check_length(target.nbytes)
-        if whole and not is_kept and not is_cached(self._fd, offset, target.nbytes):
+        if whole and not is_kept and not self.is_cached(offset, target.nbytes):
             done = self._read_around(target[:whole], offset)
         if done == target.nbytes:
             return done

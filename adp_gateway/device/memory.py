@@ -79,6 +79,10 @@ class MemoryDeviceFile:
             raise translated(error, f"read {self._name}") from error
         return done
 
+    def is_cached(self, offset: int, length: int) -> bool:
+        """It has no cache: every read is a command."""
+        return False
+
     def write(self, data: memoryview, offset: int) -> None:
         """One write command."""
         if self._has_extents:

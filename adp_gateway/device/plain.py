@@ -8,6 +8,7 @@ from pathlib import Path
 from adp_gateway.errors import DeviceFault
 
 from .base import ALIGNMENT_BYTES, check_extents, translated
+from .pagecache import is_cached
 
 _FILLING = memoryview(bytes(ALIGNMENT_BYTES))
 
@@ -55,6 +56,10 @@ class PlainFile:
         except OSError as error:
             raise translated(error, f"read {self._name}") from error
         return done
+
+    def is_cached(self, offset: int, length: int) -> bool:
+        """Whether all of it is in the page cache."""
+        return is_cached(self._fd, offset, length)
 
     def write(self, data: memoryview, offset: int) -> None:
         """One `pwrite`, repeated after a short one."""

@@ -43,7 +43,7 @@ class Reader:
         """Run `read` in reader threads. `args` have an element for each lease.
 
         A large batch is shared out, because a device that is asked for one command at a time delivers a part
-        of what it can. Never to all threads: others read too.
+        of what it can. Never to all threads: others read too. What is in the page cache is copied by one.
 
         Cancellation: what has begun ends first, or is given up where that is allowed.
         """
@@ -54,7 +54,8 @@ class Reader:
         for lease in leases:
             lease.segment.readers += 1
         try:
-            shares = shared_out([lease.length for lease in leases], self._share_threads)
+            most = 1 if _is_cached(leases[0]) and _is_cached(leases[-1]) else self._share_threads
+            shares = shared_out([lease.length for lease in leases], most)
             results = [b""] * len(shares)
 
             async def run(number: int, share: slice) -> None:
@@ -108,3 +109,7 @@ class Reader:
         if any(tried):
             self._on_damage(leases[: len(tried)], tried)
         return tried
+
+
+def _is_cached(lease: SegmentLease) -> bool:
+    return lease.segment.data.is_cached(lease.entry.offset, lease.length)

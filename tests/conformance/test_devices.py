@@ -14,7 +14,6 @@ from adp_gateway.device.base import MAX_EXTENTS, Device
 from adp_gateway.device.direct import aligned_memory
 from adp_gateway.device.file import FileDevice
 from adp_gateway.device.memory import MemoryDevice
-from adp_gateway.device.pagecache import is_cached
 from adp_gateway.errors import DeviceFault, DeviceFull, MemoryGone, StoreLocked
 from gateway.objects import payload
 
@@ -153,6 +152,19 @@ def test_reads_end_where_the_file_does(extents):
     assert read(extents, UNIT, 3 * UNIT) == payload(1, 4 * UNIT)[3 * UNIT :][:100]
     assert read(extents, UNIT, 4 * UNIT) == b""
     assert extents.size() == 3 * UNIT + 100
+
+
+def test_what_is_cached_is_told_without_bringing_it_in(device, extents):
+    data = payload(1, 4 * UNIT)
+    extents.write_extents([aligned(data)], 0)
+    os.fdatasync(extents.fileno())
+    os.posix_fadvise(extents.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not extents.is_cached(0, 4 * UNIT)
+    assert not extents.is_cached(0, 4 * UNIT), "asking changes nothing"
+    target = aligned(bytes(4 * UNIT))
+    assert extents.read_into(target, 0) == 4 * UNIT
+    assert target == data
+    assert not (device.is_direct and extents.is_cached(0, 4 * UNIT)), "nor does reading around it"
 
 
 def test_what_breaks_the_rules_is_refused_before_anything_moves(device, extents):
@@ -303,9 +315,9 @@ def test_other_memory_costs_a_copy_and_no_more_commands(direct_file, monkeypatch
 def test_what_is_in_the_page_cache_is_taken_from_there(direct_file, monkeypatch):
     data = payload(1, 4 * UNIT)
     direct_file.write_extents([aligned(data)], 0)
-    assert not is_cached(direct_file.fileno(), 0, len(data))
+    assert not direct_file.is_cached(0, len(data))
     os.pread(direct_file.fileno(), len(data), 0)
-    if not is_cached(direct_file.fileno(), 0, len(data)):
+    if not direct_file.is_cached(0, len(data)):
         pytest.skip("this system does not say what is in the page cache")
     kernel = Kernel(monkeypatch)
     target = aligned(bytes(4 * UNIT))
