@@ -349,8 +349,12 @@ class SegmentStore:
         for record, status in zip(records, statuses, strict=True):
             (whole if status == Status.OK else failed).append(record)
         if whole:
-            entries = [_entry(segment, record) for record in whole]
-            catalog.commit_many(whole[0].namespace, [record.key for record in whole], entries)
+            namespace, keys = whole[0].namespace, [record.key for record in whole]
+            entries = [
+                _entry(segment, record, uses=int(is_back))
+                for record, is_back in zip(whole, catalog.policy.returned(namespace, keys), strict=True)
+            ]
+            catalog.commit_many(namespace, keys, entries)
             catalog.tally.stored_objects += len(whole)
         self._note_writes(statuses)
         if not is_suspect:
@@ -521,7 +525,8 @@ class SegmentStore:
         cohorts: list[Cohort] = []
         moved: list[Survivor] = []
         slots = active.layout.max_commits
-        slots = slots - 1 if victim.is_mostly_dead else slots // 2
+        is_everything = victim.is_mostly_dead
+        slots = slots - 1 if is_everything else slots // 2
         for namespace, key, entry in step:
             has_slots = active.commits < slots
             current = catalog.index.get(namespace, key)
@@ -534,7 +539,8 @@ class SegmentStore:
             record = Record(Kind.COMMIT, namespace, key, offset, *entry[2:5])
             copies.append(Copy(Source(victim.data, *entry[1:4]), record))
             cohorts.append(catalog.ledger.enter((namespace, key)))
-            moved.append(Survivor(namespace, key, entry))
+            # What moves on its own merit spends its mark; reads that come meanwhile give it a new one.
+            moved.append(Survivor(namespace, key, entry._replace(uses=0) if is_everything else entry))
         if not copies:
             return
         records = [copy.record for copy in copies]
@@ -568,6 +574,7 @@ class SegmentStore:
         catalog = self._catalog
         self._note_writes(statuses)
         for (namespace, key, entry), record, status in zip(moved, records, statuses, strict=True):
+            current = catalog.index.get(namespace, key)
             copied = _entry(active, record)
             if status == Status.CORRUPT:
                 if catalog.drop(namespace, key, only=entry):
@@ -575,10 +582,12 @@ class SegmentStore:
             elif status != Status.OK:
                 if is_suspect:
                     catalog.void(namespace, key, copied)
-            elif catalog.index.get(namespace, key) is None:
+            elif current is None:
                 catalog.void(namespace, key, copied)  # deleted while it was copied
             else:
-                catalog.commit(namespace, key, copied)
+                catalog.commit(namespace, key, copied._replace(uses=max(0, current.uses - entry.uses)))
+                catalog.tally.moved_objects += 1
+                catalog.tally.moved_bytes += entry.length
         if is_suspect and catalog.active is active:
             catalog.seal()
 
@@ -657,8 +666,8 @@ def _told(namespace: bytes, key: bytes, entry: Entry) -> str:
     return f"{namespace.hex()[:24]}/{key.hex()[:32]}, {entry.length} bytes"
 
 
-def _entry(segment: Segment, record: Record) -> Entry:
-    return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence)
+def _entry(segment: Segment, record: Record, *, uses: int = 0) -> Entry:
+    return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence, uses)
 
 
 def _give_back(segment: Segment, records: Iterable[Record]) -> None:
