@@ -55,6 +55,7 @@ class Catalog:
     policy: EvictionPolicy = attrs.field(factory=_small_policy)
     segments: dict[int, Segment] = attrs.field(factory=dict)  # oldest first
     doomed: list[Segment] = attrs.field(factory=list)  # without objects; their files are to be removed
+    litter: dict[int, int] = attrs.field(factory=dict)  # bytes of segments half made, of which files are left
     active: Segment | None = None
     unkilled: dict[int, list[Record]] = attrs.field(factory=dict)  # kills to be written, by segment
     stray_bytes: int = 0  # in segments that recovery could not read and left alone
@@ -72,7 +73,7 @@ class Catalog:
     def used_bytes(self) -> int:
         """What counts against the capacity."""
         charges = sum(segment.charge_bytes for segment in (*self.segments.values(), *self.doomed))
-        return OVERHEAD_BYTES + self.stray_bytes + charges
+        return OVERHEAD_BYTES + self.stray_bytes + sum(self.litter.values()) + charges
 
     @property
     def object_bytes(self) -> int:

@@ -28,7 +28,7 @@ from adp_gateway.errors import DeviceFull, StorageError
 
 from .base import Hold, PutItem, ReadLease, Status, StoreStats
 from .deletes import delete_when_free
-from .files import append_kills, create_files, remove_files, sync_all
+from .files import append_kills, create_files, remove_files, remove_names, sync_all
 from .format import (
     MAX_KEY_BYTES,
     NAMESPACE_BYTES,
@@ -466,7 +466,7 @@ class SegmentStore:
             await self._trim()
             if not self._plan.is_full:
                 break
-            if not catalog.doomed:
+            if not catalog.doomed and not catalog.litter:
                 victim = self._plan.choose_victim(None)
                 if victim is None:
                     return False
@@ -611,10 +611,31 @@ class SegmentStore:
     async def _create_segment(self) -> Segment:
         segment_id = self._catalog.next_segment_id
         self._catalog.next_segment_id += 1
-        return await self._in_writer(create_files, self._device, segment_id, self._layout, self._is_durable)
+        try:
+            return await self._in_writer(
+                create_files, self._device, segment_id, self._layout, self._is_durable
+            )
+        except StorageError:
+            # What it left has room of its own, and counts until it is gone.
+            self._catalog.litter[segment_id] = self._layout.segment_bytes
+            await self._remove_litter()
+            raise
+
+    async def _remove_litter(self) -> bool:
+        litter = self._catalog.litter
+        for segment_id in list(litter):
+            try:
+                await self._in_writer(remove_names, self._device, segment_id, self._is_durable)
+            except StorageError as error:
+                self._troubles.failed("remove_segment", "what is left of a segment cannot be removed", error)
+                return False
+            del litter[segment_id]
+        return True
 
     async def _remove_doomed(self) -> bool:
         """Remove the files of doomed segments; whether all are gone. What is left still counts."""
+        if not await self._remove_litter():
+            return False
         doomed = self._catalog.doomed
         while doomed:
             # A doomed segment may hold the newest commit of a key whose older ones are still to be killed.
