@@ -388,6 +388,12 @@ FAMILIES = (
         "evicted_bytes", "counter", "Bytes of evicted objects.", _one(lambda view: view.stats.evicted_bytes)
     ),
     Family(
+        "moved_bytes",
+        "counter",
+        "Bytes that were written a second time, to make room without losing what is read.",
+        _one(lambda view: view.stats.moved_bytes),
+    ),
+    Family(
         "corrupt_objects",
         "counter",
         "Objects that were dropped because their bytes and their checksum disagree. Above 0: "

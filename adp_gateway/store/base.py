@@ -133,6 +133,8 @@ class StoreStats:
     corrupt_objects: int  # dropped because bytes and checksum disagreed
     faulted_objects: int  # dropped because the device could not read them
     device_errors: Mapping[str, int] = attrs.field(factory=dict)  # commands that failed, by operation
+    moved_objects: int = 0  # written again to make room without losing them
+    moved_bytes: int = 0
     accounts: tuple[AccountStats, ...] = ()
 
 

@@ -8,11 +8,13 @@ commit of a key that is not killed, the one that the index points to. So a key t
 whichever segments are removed later, in whatever order.
 """
 
+import secrets
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
+from .eviction import EvictionPolicy, Ghosts, TwoQueues
 from .format import Kind, Record
 from .holds import Holds
 from .index import FEW, Entry, Index, KeyMatrix
@@ -25,6 +27,10 @@ from .table import ENTRY, Entries
 OVERHEAD_BYTES = 16384
 
 
+def _small_policy() -> EvictionPolicy:
+    return TwoQueues(Ghosts(1024, seed=secrets.randbits(64)))
+
+
 @attrs.define
 class Tally:
     """Counters since the store was opened."""
@@ -32,6 +38,8 @@ class Tally:
     stored_objects: int = 0
     evicted_objects: int = 0
     evicted_bytes: int = 0
+    moved_objects: int = 0
+    moved_bytes: int = 0
     corrupt_objects: int = 0
     faulted_objects: int = 0
 
@@ -44,8 +52,10 @@ class Catalog:
     index: Index = attrs.field(factory=Index)
     ledger: LeaseLedger = attrs.field(factory=LeaseLedger)
     holds: Holds = attrs.field(factory=Holds)
+    policy: EvictionPolicy = attrs.field(factory=_small_policy)
     segments: dict[int, Segment] = attrs.field(factory=dict)  # oldest first
     doomed: list[Segment] = attrs.field(factory=list)  # without objects; their files are to be removed
+    litter: dict[int, int] = attrs.field(factory=dict)  # bytes of segments half made, of which files are left
     active: Segment | None = None
     unkilled: dict[int, list[Record]] = attrs.field(factory=dict)  # kills to be written, by segment
     stray_bytes: int = 0  # in segments that recovery could not read and left alone
@@ -63,7 +73,7 @@ class Catalog:
     def used_bytes(self) -> int:
         """What counts against the capacity."""
         charges = sum(segment.charge_bytes for segment in (*self.segments.values(), *self.doomed))
-        return OVERHEAD_BYTES + self.stray_bytes + charges
+        return OVERHEAD_BYTES + self.stray_bytes + sum(self.litter.values()) + charges
 
     @property
     def object_bytes(self) -> int:
@@ -142,6 +152,7 @@ class Catalog:
         """Drop an object that is there, to make room."""
         entry = self.drop(*subject)
         assert entry is not None
+        self.policy.evicted(subject[0], (subject[1],))
         self.tally.evicted_objects += 1
         self.tally.evicted_bytes += entry.length
 
@@ -161,6 +172,7 @@ class Catalog:
             lengths = group.entries["length"]
             self.tally.evicted_objects += len(lengths)
             self.tally.evicted_bytes += int(lengths.sum(dtype=np.int64))
+            self.policy.evicted(group.namespace, group.keys)
             book = self.books.of(group.namespace)
             if book is not None:
                 for key, length in zip(group.keys, lengths.tolist(), strict=True):
@@ -170,6 +182,19 @@ class Catalog:
         del self.segments[segment.segment_id]
         self.unkilled.pop(segment.segment_id, None)
         self.doomed.append(segment)
+
+    def marked_bytes(self, segment: Segment) -> int:
+        """What the objects of a segment that have been read count for."""
+        total = 0
+        for group in self.index.segment(segment.segment_id):
+            lengths = group.entries["length"][group.entries["uses"] > 0]
+            total += int(object_charges(lengths.astype(np.int64)).sum())
+        return total
+
+    def keep(self, segment: Segment) -> None:
+        """Its turn has come, and it stays; its objects must be read again to earn that again."""
+        self.policy.keep(segment)
+        self.index.cool_segment(segment.segment_id)
 
     def seal(self) -> None:
         """Nothing more goes into the active segment."""

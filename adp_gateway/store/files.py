@@ -1,7 +1,5 @@
 """What I/O threads do to whole segments: make them, sync them, append kills, remove them. It all blocks."""
 
-import contextlib
-
 from adp_gateway.device.base import Device
 from adp_gateway.errors import StorageError
 
@@ -49,7 +47,7 @@ def create_files(device: Device, segment_id: int, layout: Layout, is_durable: bo
     """Make an empty segment, with all its room reserved.
 
     Raises:
-        StorageError: the device refused; nothing is left behind, if it lets us.
+        StorageError: the device refused. What has been made, with its room, is left for `remove_names`.
     """
     opened = []
     try:
@@ -66,8 +64,6 @@ def create_files(device: Device, segment_id: int, layout: Layout, is_durable: bo
     except StorageError:
         for file in opened:
             file.close()
-            with contextlib.suppress(StorageError):
-                device.remove(file.name)
         raise
     return Segment(
         segment_id=segment_id,
@@ -85,7 +81,16 @@ def remove_files(device: Device, segment: Segment, is_durable: bool) -> None:
     """
     segment.data.close()
     segment.journal.close()
-    device.remove(journal_name(segment.segment_id))  # first: a data file without a journal is nothing
-    device.remove(data_name(segment.segment_id))
+    remove_names(device, segment.segment_id, is_durable)
+
+
+def remove_names(device: Device, segment_id: int, is_durable: bool) -> None:
+    """Remove both files, as far as they are there. May be called again after it failed.
+
+    Raises:
+        StorageError: the device refused.
+    """
+    device.remove(journal_name(segment_id))  # first: a data file without a journal is nothing
+    device.remove(data_name(segment_id))
     if is_durable:
         device.sync_names()

@@ -24,7 +24,8 @@ FEW = 12
 
 
 class Entry(NamedTuple):
-    """One version of an object. `uses`: reads since it was written to this place, counted from 0 to 3."""
+    """One version of an object. `uses`: reads since it was written to this place, or since the turn of its
+    segment last came, counted from 0 to 3."""
 
     segment_id: int
     offset: int
@@ -40,7 +41,7 @@ class Entry(NamedTuple):
 
     @property
     def is_used(self) -> bool:
-        """Whether it has been read since it was written to this place."""
+        """Whether it has been read since."""
         return self.uses > 0
 
 
@@ -166,6 +167,11 @@ class Index:
         if table is None or not row:
             raise KeyError(key)
         table.set_uses(row, uses)
+
+    def cool_segment(self, segment_id: int) -> None:
+        """Forget that the objects of a segment have been read."""
+        for table in self._tables.values():
+            table.set_uses(table.members(segment_id), 0)
 
     def put(self, namespace: bytes, key: bytes, entry: Entry) -> None:
         """Make `entry` the current version."""

@@ -1,6 +1,7 @@
 """From a configuration to a store that can begin to work: lock, recover, keep to the limits of today."""
 
 import logging
+import secrets
 
 import attrs
 
@@ -15,6 +16,7 @@ from adp_gateway.device.file import FileDevice
 from adp_gateway.errors import StorageError
 
 from .catalog import Catalog
+from .eviction import Ghosts, TwoQueues, ghost_slots
 from .files import remove_files
 from .format import UNIT_BYTES
 from .reclaim import choose_victim
@@ -50,7 +52,8 @@ def open_device(config: StoreConfig, device: Device | None) -> Opened:
         most = capacity_bytes // SEGMENTS_PER_STORE // UNIT_BYTES * UNIT_BYTES
         layout = Layout(min(config.segment_bytes or default_segment_bytes(capacity_bytes), most))
         resume(catalog, segment_bytes=layout.segment_bytes)
-        while catalog.used_bytes > capacity_bytes and (victim := choose_victim(catalog.segments.values())):
+        catalog.policy = TwoQueues(Ghosts(ghost_slots(capacity_bytes), seed=secrets.randbits(64)))
+        while catalog.used_bytes > capacity_bytes and (victim := choose_victim(catalog)):
             catalog.doom(victim)
             try:
                 remove_files(device, victim, is_durable=True)

@@ -1,14 +1,14 @@
-"""Which segment goes, and which of its objects get a second chance. Pure: plans only.
+"""Which segment goes, and which of its objects are written again. Pure: plans only.
 
-Objects leave as they came, a segment at a time, oldest first. An object that has been read since it was
-written is written again at the front instead of being evicted, and must be read again to earn that again: the
-CLOCK rule, with a segment for a tick. It comes close to least-recently-used and costs a read one flag.
-
-What is held stays in any case, so it comes first among what is written again; a segment that holds more of it
-than the budget takes is passed over, until its holds have ended.
+Whose turn it is says the policy (`eviction`); here is what the store adds. What nobody needs goes before the
+policy is asked: empty segments, then those that are mostly dead, whose objects all move. What is in use is
+never chosen: not what is being read or written, nor the segment that is being filled. What is held stays in
+any case, so it comes first among what is written again; a segment that holds more of it than the budget takes
+is passed over, until its holds have ended.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from .catalog import Catalog
+from .eviction import MOST_KEPT
 from .index import Entry
 from .segment import Layout, Segment, extent_bytes
 
@@ -29,20 +30,32 @@ class Survivor(NamedTuple):
 
 
 def choose_victim(
-    segments: Iterable[Segment], *, is_fit: Callable[[Segment], bool] = lambda _segment: True
+    catalog: Catalog, *, is_fit: Callable[[Segment], bool] = lambda _segment: True
 ) -> Segment | None:
-    """The segment to give up next; None if all are in use.
+    """The segment to give up next; None if all are in use or none is fit.
 
     An empty one if there is any; else the one with the least life in it, if that is little enough to be moved
     as a whole: so what was deleted, replaced or evicted makes room before anything that is current has to.
-    Else the oldest. `segments` in order of age. Those being read or written, and the one being filled, are
-    left alone, and so are those that are not fit: it is asked of one after the other, until one is.
+    Else the policy's; what the policy keeps on the way goes to the end of its queue and loses its marks.
     """
+    segments = catalog.segments.values()
     idle = candidates(segments)
     empty = next((segment for segment in idle if not segment.objects), None)
+    if empty is not None:
+        return empty
     mostly_dead = [segment for segment in idle if segment.is_mostly_dead]
     mostly_dead.sort(key=lambda segment: segment.live_bytes / segment.charge_bytes)
-    return empty or next(filter(is_fit, chain(mostly_dead, idle)), None)
+    is_fit = cache(is_fit)  # nothing that it depends on changes here
+    victim = next(filter(is_fit, mostly_dead), None)
+    if victim is not None:
+        return victim
+    kept = 0
+    while victim := next(filter(is_fit, candidates(catalog.policy.order(segments))), None):
+        if kept == MOST_KEPT or not catalog.policy.is_kept(victim, catalog.marked_bytes(victim)):
+            break
+        catalog.keep(victim)
+        kept += 1
+    return victim
 
 
 def candidates(segments: Iterable[Segment]) -> list[Segment]:
@@ -53,7 +66,7 @@ def candidates(segments: Iterable[Segment]) -> list[Segment]:
 def survivors(catalog: Catalog, victim: Segment, *, budget_bytes: int) -> Iterator[Survivor]:
     """The objects of `victim` that stay, as far as the budget goes.
 
-    Those that are held, then those that have earned a second chance, or all if it is mostly dead.
+    Those that are held, then those that are marked, or all if it is mostly dead.
 
     The budget is what makes reclaiming end: it must stay well below what removing the victim gives back.
     """
@@ -113,10 +126,23 @@ class Plan:
         """The segment to give up next, none of `stuck`, and with no more held objects than still may go into
         the segment that was opened for `length` bytes and has `moved_bytes` of others already. None: no
         segment has been opened, so nothing can be moved."""
+
+        def choose(is_fit: Callable[[Segment], bool]) -> Segment | None:
+            return choose_victim(self._catalog, is_fit=is_fit)
+
+        return self._search(choose, length, moved_bytes, stuck)
+
+    def _search(
+        self,
+        choose: Callable[[Callable[[Segment], bool]], Segment | None],
+        length: int | None,
+        moved_bytes: int = 0,
+        stuck: Collection[Segment] = (),
+    ) -> Segment | None:
+        """What `choose` makes of what is fit. A search in vain has looked at all that is held: it is not
+        repeated until a hold has ended."""
         catalog = self._catalog
-        segments = catalog.segments.values()
-        # A search in vain has looked at all that is held: it is not repeated until a hold has ended.
-        idle = [segment.segment_id for segment in candidates(segments)]
+        idle = [segment.segment_id for segment in candidates(catalog.segments.values())]
         circumstances = (catalog.holds.ended, len(catalog.index), idle, length, moved_bytes)
         if circumstances == self._hopeless:
             return None
@@ -125,10 +151,10 @@ class Plan:
             room_bytes = 0 if length is None else self.survivor_bytes(segment, length) - moved_bytes
             return segment not in stuck and not self.has_held_bytes(segment, more_than=max(0, room_bytes))
 
-        victim = choose_victim(segments, is_fit=is_fit)
-        if victim is None and not stuck:
+        found = choose(is_fit)
+        if found is None and not stuck:
             self._hopeless = circumstances
-        return victim
+        return found
 
     def needs_reserve(self, length: int) -> bool:
         """Whether the last free segment must stay free, though `length` bytes have no room elsewhere.
@@ -148,7 +174,11 @@ class Plan:
             active, more_than=self.survivor_bytes(active, length)
         ):
             return False
-        return self.choose_victim(length) is None
+
+        def any_of_them(is_fit: Callable[[Segment], bool]) -> Segment | None:
+            return next(filter(is_fit, candidates(catalog.segments.values())), None)
+
+        return self._search(any_of_them, length) is None
 
     def has_held_bytes(self, segment: Segment, *, more_than: int) -> bool:
         """Whether the objects of `segment` that are held would take more than so much of another."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from adp_gateway.device.base import DeviceFile
 
 from .base import Extent
+from .eviction import Queue
 from .format import RECORD_BYTES, UNIT_BYTES, aligned
 from .index import Entry
 from .journal import Journal
@@ -61,6 +62,8 @@ class Segment:
     is_sealed: bool = False
     is_trimmed: bool = False  # the data file ends where its last payload does
     is_dirty: bool = False  # acknowledged writes may not be on the medium yet
+    queue: Queue = Queue.PROBATION  # this and the next are the policy's
+    turn: int = 0
 
     @property
     def is_idle(self) -> bool:

@@ -29,7 +29,7 @@ from adp_gateway.errors import DeviceFull, StorageError
 
 from .base import Hold, PutItem, ReadLease, Status, StoreStats
 from .deletes import delete_when_free
-from .files import append_kills, create_files, remove_files, sync_all
+from .files import append_kills, create_files, remove_files, remove_names, sync_all
 from .format import (
     MAX_KEY_BYTES,
     NAMESPACE_BYTES,
@@ -350,8 +350,12 @@ class SegmentStore:
         for record, status in zip(records, statuses, strict=True):
             (whole if status == Status.OK else failed).append(record)
         if whole:
-            entries = [_entry(segment, record) for record in whole]
-            catalog.commit_many(whole[0].namespace, [record.key for record in whole], entries)
+            namespace, keys = whole[0].namespace, [record.key for record in whole]
+            entries = [
+                _entry(segment, record, uses=int(is_back))
+                for record, is_back in zip(whole, catalog.policy.returned(namespace, keys), strict=True)
+            ]
+            catalog.commit_many(namespace, keys, entries)
             catalog.tally.stored_objects += len(whole)
         self._note_writes(statuses)
         if not is_suspect:
@@ -464,7 +468,7 @@ class SegmentStore:
             await self._trim()
             if not self._plan.is_full:
                 break
-            if not catalog.doomed:
+            if not catalog.doomed and not catalog.litter:
                 victim = self._plan.choose_victim(None)
                 if victim is None:
                     return False
@@ -523,7 +527,8 @@ class SegmentStore:
         cohorts: list[Cohort] = []
         moved: list[Survivor] = []
         slots = active.layout.max_commits
-        slots = slots - 1 if victim.is_mostly_dead else slots // 2
+        is_everything = victim.is_mostly_dead
+        slots = slots - 1 if is_everything else slots // 2
         for namespace, key, entry in step:
             has_slots = active.commits < slots
             current = catalog.index.get(namespace, key)
@@ -536,7 +541,8 @@ class SegmentStore:
             record = Record(Kind.COMMIT, namespace, key, offset, *entry[2:5])
             copies.append(Copy(Source(victim.data, *entry[1:4]), record))
             cohorts.append(catalog.ledger.enter((namespace, key)))
-            moved.append(Survivor(namespace, key, entry))
+            # What moves on its own merit spends its mark; reads that come meanwhile give it a new one.
+            moved.append(Survivor(namespace, key, entry._replace(uses=0) if is_everything else entry))
         if not copies:
             return
         records = [copy.record for copy in copies]
@@ -570,6 +576,7 @@ class SegmentStore:
         catalog = self._catalog
         self._note_writes(statuses)
         for (namespace, key, entry), record, status in zip(moved, records, statuses, strict=True):
+            current = catalog.index.get(namespace, key)
             copied = _entry(active, record)
             if status == Status.CORRUPT:
                 if catalog.drop(namespace, key, only=entry):
@@ -577,10 +584,12 @@ class SegmentStore:
             elif status != Status.OK:
                 if is_suspect:
                     catalog.void(namespace, key, copied)
-            elif catalog.index.get(namespace, key) is None:
+            elif current is None:
                 catalog.void(namespace, key, copied)  # deleted while it was copied
             else:
-                catalog.commit(namespace, key, copied)
+                catalog.commit(namespace, key, copied._replace(uses=max(0, current.uses - entry.uses)))
+                catalog.tally.moved_objects += 1
+                catalog.tally.moved_bytes += entry.length
         if is_suspect and catalog.active is active:
             catalog.seal()
 
@@ -604,10 +613,31 @@ class SegmentStore:
     async def _create_segment(self) -> Segment:
         segment_id = self._catalog.next_segment_id
         self._catalog.next_segment_id += 1
-        return await self._in_writer(create_files, self._device, segment_id, self._layout, self._is_durable)
+        try:
+            return await self._in_writer(
+                create_files, self._device, segment_id, self._layout, self._is_durable
+            )
+        except StorageError:
+            # What it left has room of its own, and counts until it is gone.
+            self._catalog.litter[segment_id] = self._layout.segment_bytes
+            await self._remove_litter()
+            raise
+
+    async def _remove_litter(self) -> bool:
+        litter = self._catalog.litter
+        for segment_id in list(litter):
+            try:
+                await self._in_writer(remove_names, self._device, segment_id, self._is_durable)
+            except StorageError as error:
+                self._troubles.failed("remove_segment", "what is left of a segment cannot be removed", error)
+                return False
+            del litter[segment_id]
+        return True
 
     async def _remove_doomed(self) -> bool:
         """Remove the files of doomed segments; whether all are gone. What is left still counts."""
+        if not await self._remove_litter():
+            return False
         doomed = self._catalog.doomed
         while doomed:
             # A doomed segment may hold the newest commit of a key whose older ones are still to be killed.
@@ -660,8 +690,8 @@ def _told(namespace: bytes, key: bytes, entry: Entry) -> str:
     return f"{namespace.hex()[:24]}/{key.hex()[:32]}, {entry.length} bytes"
 
 
-def _entry(segment: Segment, record: Record) -> Entry:
-    return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence)
+def _entry(segment: Segment, record: Record, *, uses: int = 0) -> Entry:
+    return Entry(segment.segment_id, record.offset, record.length, record.checksum, record.sequence, uses)
 
 
 def _give_back(segment: Segment, records: Iterable[Record]) -> None:

@@ -236,8 +236,8 @@ class Table:
         """What a row holds."""
         return cast(tuple[int, int, int, int, int, int], self._entries.item(row))
 
-    def set_uses(self, row: int, uses: int) -> None:
-        """Say how often a row has been used."""
+    def set_uses(self, row: int | Rows, uses: int) -> None:
+        """Say how often a row, or each of several, has been used."""
         self._entries["uses"][row] = uses
 
     # Chains

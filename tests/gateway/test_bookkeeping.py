@@ -227,14 +227,14 @@ def test_the_oldest_idle_sealed_segment_goes_unless_one_is_empty(catalog):
     first, second, third = catalog.segments.values()
     commit(catalog, 1, key(1))
     commit(catalog, 2, key(2))
-    assert choose_victim(catalog.segments.values()) is first
+    assert choose_victim(catalog) is first
     first.readers = 1
-    assert choose_victim(catalog.segments.values()) is second
+    assert choose_victim(catalog) is second
     second.writers = 1
-    assert choose_victim(catalog.segments.values()) is None
+    assert choose_victim(catalog) is None
     first.readers = second.writers = 0
     catalog.drop(NAMESPACE, key(2))
-    assert choose_victim(catalog.segments.values()) is second
+    assert choose_victim(catalog) is second
     assert catalog.active is third
 
 
@@ -263,13 +263,13 @@ def test_what_is_mostly_dead_goes_before_the_oldest(catalog):
     for n in range(5):
         commit(catalog, 1, key(n), 40_960)
         commit(catalog, 2, key(10 + n), 40_960)
-    assert choose_victim(catalog.segments.values()) is first
+    assert choose_victim(catalog) is first
     for n in range(10, 12):
         catalog.drop(NAMESPACE, key(n))
-    assert choose_victim(catalog.segments.values()) is second
+    assert choose_victim(catalog) is second
     for n in range(3):
         catalog.drop(NAMESPACE, key(n))
-    assert choose_victim(catalog.segments.values()) is first, "the barest of them"
+    assert choose_victim(catalog) is first, "the barest of them"
 
 
 def test_a_segment_that_is_full_by_number_is_not_mostly_dead(catalog):

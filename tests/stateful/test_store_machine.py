@@ -12,11 +12,11 @@ import anyio.abc
 import attrs
 import pytest
 from anyio.from_thread import start_blocking_portal
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adp_gateway.device.memory import MemoryDevice
+from adp_gateway.device.memory import Command, MemoryDevice
 from adp_gateway.fsck import check_device
 from adp_gateway.store.base import Hold, ReadLease, Status
 from adp_gateway.store.quotas import Account
@@ -34,8 +34,9 @@ from gateway.objects import (
     payload,
 )
 
-SMALL = {"segment_bytes": 64 * KIB, "capacity_bytes": 320 * KIB}
-keys = st.sampled_from([b"a", b"bb", b"ccc", b"dddd", b"eeeee", b"ffffff"])
+SMALL = {"segment_bytes": 64 * KIB}
+NAMES = [b"a", b"bb", b"ccc", b"dddd", b"eeeee", b"ffffff"]
+keys = st.sampled_from(NAMES)
 ACCOUNTS = (
     Account(name="here", prefix=NAMESPACE[:8], quota_bytes=100_000),
     Account(name="there", prefix=OTHER_NAMESPACE[:8], quota_bytes=150_000),
@@ -47,11 +48,18 @@ lengths = st.sampled_from([0, 1, 4096, 5000, 16 * KIB + 1, 30_000, 60 * KIB])
 class StoreMachine(RuleBasedStateMachine):
     backend = "asyncio"
 
-    @initialize(durability=st.sampled_from(["relaxed", "durable"]), accounts=st.sampled_from([(), ACCOUNTS]))
-    def begin(self, durability: str, accounts: tuple[Account, ...]) -> None:
+    @initialize(
+        durability=st.sampled_from(["relaxed", "durable"]),
+        accounts=st.sampled_from([(), ACCOUNTS]),
+        segments=st.sampled_from([5, 7]),
+    )
+    def begin(self, durability: str, accounts: tuple[Account, ...], segments: int) -> None:
         self.stack = ExitStack()
         self.portal = self.stack.enter_context(start_blocking_portal(self.backend))
-        self.settings = config("unused", durability=durability, accounts=accounts, **SMALL)
+        capacity_bytes = segments * SMALL["segment_bytes"]
+        self.settings = config(
+            "unused", durability=durability, accounts=accounts, capacity_bytes=capacity_bytes, **SMALL
+        )
         self.device = self.stack.enter_context(MemoryDevice(max_command_bytes=16 * KIB))
         self.model: dict[tuple[bytes, bytes], bytes] = {}
         self.leases: list[tuple[ReadLease, bytes]] = []
@@ -63,7 +71,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.manager = self.portal.wrap_async_context_manager(
             SegmentStore.open(self.settings, device=self.device)
         )
+        self.device.before = self.watch
         self.store = self.manager.__enter__()
+
+    def watch(self, _command: Command) -> None:
+        """Before each command of the device: there is never more on it than there may be."""
+        assert self.device.used_bytes() <= self.settings.capacity_bytes
 
     def close(self) -> None:
         for lease, _ in self.leases:
@@ -95,6 +108,19 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.pop((namespace, name), None)
         else:
             assert found == self.model[namespace, name]
+
+    @rule(namespace=namespaces)
+    def read_all(self, namespace: bytes) -> None:
+        """So that whole segments are marked, and kept."""
+        for lease in self.portal.call(self.store.open_read, namespace, NAMES):
+            if lease is not None:
+                self.portal.call(lease.release)
+
+    @rule(namespace=namespaces, number=st.integers(1, 12))
+    def scan(self, namespace: bytes, number: int) -> None:
+        """Much that nobody asks for again."""
+        for n in range(number):
+            self.put(namespace, [b"scan%d" % n], 30_000)
 
     @rule(namespace=namespaces, name=keys)
     def lease(self, namespace: bytes, name: bytes) -> None:
@@ -189,6 +215,12 @@ class StoreMachine(RuleBasedStateMachine):
         for lease, expected in self.leases:
             assert lease_bytes(lease) == expected
         stats = self.store.stats()
+        for queue in {
+            segment.queue for segment in self.store._catalog.segments.values() if segment.is_sealed
+        }:
+            event(f"sealed segments in {queue}")
+        if stats.moved_objects:
+            event("survivors written again")
         assert stats.leases == len(self.leases)
         assert stats.held_items == sum(len(names) for _, _, names in self.holds)
         for _, namespace, names in self.holds:
