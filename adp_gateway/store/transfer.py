@@ -150,7 +150,7 @@ class Transfers:
                 statuses.append(status_of(error))
             else:
                 statuses.append(Status.OK)
-        return self._committed(target, records, statuses)
+        return self.commit(target, records, statuses)
 
     def _write_extent(self, target: Target, extent: Extent, record: Record) -> Status:
         """Every byte is taken out of the foreign file once, and what was taken is both hashed and written.
@@ -173,8 +173,8 @@ class Transfers:
             return status_of(error)
         return Status.OK
 
-    def copy(self, target: Target, copies: Sequence[Copy]) -> Written:
-        """Write each object a second time where its record says, then commit those that were intact."""
+    def copy(self, data: DeviceFile, copies: Sequence[Copy]) -> bytearray:
+        """Write each object a second time where its record says; OK for each that was intact."""
         statuses = bytearray()
         for (file, offset, length, checksum), record in copies:
             hasher = xxhash.xxh3_64()
@@ -185,15 +185,15 @@ class Transfers:
                     if file.read_into(view, offset + start) != len(view):
                         break
                     hasher.update(view)
-                    target.data.write(view, record.offset + start)
+                    data.write(view, record.offset + start)
             except StorageError as error:
                 status = status_of(error)
             if status is Status.OK and hasher.intdigest() != checksum:
                 status = Status.CORRUPT
             statuses.append(status)
-        return self._committed(target, [copy.record for copy in copies], statuses)
+        return statuses
 
-    def _committed(self, target: Target, records: Sequence[Record], statuses: bytearray) -> Written:
+    def commit(self, target: Target, records: Sequence[Record], statuses: bytearray) -> Written:
         """Append the records whose payload is in. This order is what makes an object whole or absent."""
         whole = [record for record, status in zip(records, statuses, strict=True) if status == Status.OK]
         if not whole:
