@@ -50,9 +50,9 @@ class StoreConfig:
     max_object_bytes: larger puts are refused.
     io_threads: I/O threads for reads, and as many again for writes, so that a stuck write holds up no read.
     accounts: whose namespaces are counted, and up to which quota.
-    durability: "relaxed": what was acknowledged survives the death of the process; a power cut may lose it, undo
-        a delete, or bring an older version back. "durable": it survives a power cut too, at the price of two
-        device syncs for a batch of puts and one for each journal that a delete touches.
+    durability: "relaxed": what was acknowledged survives the death of the process; a power cut may lose it,
+        undo a delete, or bring an older version back. "durable": it survives a power cut too, at the price of
+        two device syncs for a batch of puts and one for each journal that a delete touches.
     """
 
     directory: Path = attrs.field(converter=Path)

@@ -61,7 +61,7 @@ class Catalog:
     overdue: list[Overdue] = attrs.field(factory=list)  # what comes before `unkilled`, oldest first
     unkilled: dict[int, list[Record]] = attrs.field(factory=dict)  # kills to be written, by segment
     lost: dict[Subject, list[Entry]] = attrs.field(factory=dict)  # commits left to the next recovery
-    stray_bytes: int = 0  # in segments that recovery could not read and left alone
+    stray_bytes: int = 0  # in segments that recovery could neither read nor remove
     next_segment_id: int = 1
     next_sequence: int = 1
     tally: Tally = attrs.field(factory=Tally)

@@ -115,6 +115,25 @@ async def test_what_recovery_finds_superseded_is_void_before_anybody_can_read(de
                     assert await get(store, key(1)) in ((b"v2", MISS) if count < end else (MISS,))
 
 
+async def test_sequences_go_on_behind_those_of_void_versions(device):
+    """Else a version whose kill is damaged would win over all that is written until they catch up."""
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        for n in range(9):
+            await put(store, key(1), b"version %d" % n)
+        await store.delete_many(NAMESPACE, [key(1)])
+    log = device.open("seg-00000001.log")
+    kill_at = log.size() - 192
+    log.close()
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        await put(store, key(1), b"after the restart")
+    log = device.open("seg-00000001.log")
+    log.write(memoryview(b"damaged beyond repair"), kill_at + 100)
+    log.close()
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.recovery.damaged_records == 1
+        assert await get(store, key(1)) == b"after the restart"
+
+
 async def test_a_copy_of_a_version_that_was_replaced_meanwhile_is_not_committed(device):
     """While a survivor is copied it is overwritten and deleted, and both are recorded before the copy is."""
     name: Name = (NAMESPACE, key(1))
