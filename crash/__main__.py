@@ -45,8 +45,8 @@ def main() -> int:
     """What was asked for."""
     parser = make_parser()
     options = parser.parse_args()
-    if options.loops < 1:
-        parser.error("--loops must be at least 1")
+    if options.loops < 1 or options.cuts < 1:
+        parser.error("--loops and --cuts must be at least 1")
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     began = time.monotonic()
 
