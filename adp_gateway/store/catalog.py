@@ -200,6 +200,11 @@ class Catalog:
         del self.segments[segment.segment_id]
         for kills in (self.unkilled, *(overdue.kills for overdue in self.overdue)):
             kills.pop(segment.segment_id, None)
+        for subject, entries in list(self.lost.items()):
+            if not (left := [entry for entry in entries if entry.segment_id != segment.segment_id]):
+                del self.lost[subject]
+            else:
+                self.lost[subject] = left
         self.overdue.append(Overdue(segment, self.unkilled))
         self.unkilled = {}
 
