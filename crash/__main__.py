@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from . import kills, power
+from . import damage, kills, power
 from .problems import Report, to_table
 
 EXIT_INTERRUPTED = 130
@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="S", help="where everything is drawn from (default: drawn, and told)")
     add("--loops", type=int, default=50, metavar="N", help="kill: how many loops (default 50)")
     add("--cuts", type=int, default=20_000, metavar="N", help="power: how many cuts (default 20,000)")
+    add("--flips", type=int, default=10_000, metavar="N", help="damage: how many bits (default 10,000)")
     add("--loop", type=int, metavar="K", help="kill: this loop of the seed and no other")
     return parser
 
@@ -45,8 +46,8 @@ def main() -> int:
     """What was asked for."""
     parser = make_parser()
     options = parser.parse_args()
-    if options.loops < 1 or options.cuts < 1:
-        parser.error("--loops and --cuts must be at least 1")
+    if min(options.loops, options.cuts, options.flips) < 1:
+        parser.error("--loops, --cuts and --flips must be at least 1")
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     began = time.monotonic()
 
@@ -59,6 +60,7 @@ def main() -> int:
     numbers = [options.loop] if options.loop is not None else list(range(options.loops))
     runs: dict[str, Callable[[], Awaitable[Report]]] = {
         "kill": functools.partial(kills.run, seed, numbers, say=say),
+        "damage": functools.partial(damage.run, seed, options.flips, say=say),
         "power": functools.partial(power.run, seed, options.cuts, say=say),
     }
     try:
