@@ -8,6 +8,7 @@
     nox -s demo -- --vllm 0.28.0     kill a vLLM engine, restart it, watch the prompt come back
     nox -s fuzz                      a minute of coverage-guided fuzzing for each target, then a table
     nox -s torture                   cuts at every byte, 10,000 cancellations, 200 restarts: nothing may stay
+    nox -s crash                     kill -9 in 50 storms of clients, and a look at what is left
     nox -s bench                     our numbers beside the reference's, measured in the same run
 
 The Pythons come from pyproject's classifiers, the vLLM versions from ``[tool.adp]``.
@@ -200,6 +201,16 @@ def torture(session: nox.Session) -> None:
         "tests/stateful/test_clients.py",
     ]
     session.run("pytest", "-s", "--timeout", "1800", "--show-capture=no", *files, env={"ADP_TORTURE": "1"})
+
+
+@nox.session
+def crash(session: nox.Session) -> None:
+    """The crash contract (docs/how-to/prove-the-crash-contract.md): 50 loops of storms and ``kill -9``.
+
+    ``-- --loops 1000`` for more, ``-- power --cuts N`` for power cuts, ``-- damage --flips N`` for damage.
+    """
+    session.install(wheel(session))
+    session.run("python", "-m", "crash", *session.posargs)
 
 
 # ------------------------------------------------------------------------------------------------ real vLLM

@@ -53,8 +53,9 @@ class StoreConfig:
     accounts: whose namespaces are counted, and up to which quota.
     io: "direct": objects go around the page cache, except where a socket sends them from it; "buffered":
         through it; "auto": the first where the file system takes it.
-    durability: "relaxed": acknowledged objects survive the death of the process. "durable": also a power cut,
-        at the price of two device syncs for a put.
+    durability: "relaxed": what was acknowledged survives the death of the process; a power cut may lose it,
+        undo a delete, or bring an older version back. "durable": it survives a power cut too, at the price of
+        two device syncs for a batch of puts and one for each journal that a delete touches.
     """
 
     directory: Path = attrs.field(converter=Path)

@@ -22,6 +22,7 @@ from adp_gateway.store.recovery import (
     SegmentScan,
     check_device_format,
     check_place,
+    repair_journal,
     scan_segment,
     segment_files,
 )
@@ -37,6 +38,7 @@ class Damage(enum.Enum):
     MISSING = "the data file ends before the object does"
     UNREADABLE = "the device cannot read it"
     DOUBTFUL = "a damaged journal record may have been its delete"
+    FLIPPED_BIT = "a bit of a journal record, or of the header, has flipped"
     DAMAGED_RECORD = "a journal record does not decode"
     TORN_TAIL = "the journal ends in bytes that are no record"
     HALF_SEGMENT = "one of the two files of a segment is not there"
@@ -188,6 +190,7 @@ class _Check:
                 )
             )
         for damage, count in (
+            (Damage.FLIPPED_BIT, scan.flipped_records),
             (Damage.DAMAGED_RECORD, scan.damaged_records),
             (Damage.TORN_TAIL, scan.cut_bytes),
         ):
@@ -204,11 +207,8 @@ class _Check:
             self._repair(scan, [record for record, _ in bad], log)
 
     def _repair(self, scan: SegmentScan, bad: list[Record], log: DeviceFile) -> None:
-        """Kill the damaged objects and cut the tail, which may hold what makes an object doubtful.
-
-        A record in the middle that cannot be read stays, and is told again by the next check: its slot is
-        where it is, recovery passes over it, and nobody knows what it said.
-        """
+        """Kill the damaged objects, cut the tail, which may hold what makes an object doubtful, and only then
+        put flipped bits back and blank lost records, which may too."""
         journal = Journal(
             log,
             segment_id=scan.segment_id,
@@ -220,5 +220,7 @@ class _Check:
             self._repaired += len(bad)
         if log.size() > journal.length_bytes:
             log.truncate(journal.length_bytes)
-        self._repaired += scan.cut_bytes > 0
         journal.sync()
+        repair_journal(log, scan)
+        self._repaired += bool(scan.cut_bytes) + bool(scan.flipped_records)
+        self._repaired += bool(scan.damaged_records and scan.is_repairable)

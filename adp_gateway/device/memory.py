@@ -6,7 +6,7 @@ Files are memory files, so `fileno` works with `os.sendfile` as it does on the r
 import enum
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -158,6 +158,33 @@ class MemoryDevice:
         self.before = before
         self.commands: list[Command] = []
 
+    @classmethod
+    def holding(
+        cls,
+        files: Mapping[str, bytes],
+        *,
+        max_command_bytes: int = 262144,
+        capacity_bytes: int = 1 << 30,
+        is_direct: bool = False,
+    ) -> "MemoryDevice":
+        """A device on which these files have been for ever: no power cut takes them away."""
+        device = cls(max_command_bytes=max_command_bytes, capacity_bytes=capacity_bytes, is_direct=is_direct)
+        for name, contents in files.items():
+            fd = device._files[name] = os.memfd_create(name)
+            os.pwrite(fd, contents, 0)
+            device._origin[name] = bytes(contents)
+        return device
+
+    @property
+    def origin(self) -> Mapping[str, bytes]:
+        """What was there before the first of `commands`."""
+        return self._origin
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file as it is now."""
+        with self._guard:
+            return {name: os.pread(fd, os.fstat(fd).st_size, 0) for name, fd in self._files.items()}
+
     def __enter__(self) -> "MemoryDevice":
         return self
 
@@ -261,11 +288,6 @@ class MemoryDevice:
         commands = self.commands[:count]
         names_synced = max((i for i, c in enumerate(commands) if c.kind is Kind.SYNC_NAMES), default=-1)
         synced = {command.name: i for i, command in enumerate(commands) if command.kind is Kind.SYNC}
-        image = MemoryDevice(
-            max_command_bytes=self._max_command_bytes,
-            capacity_bytes=self._capacity_bytes,
-            is_direct=self._is_direct,
-        )
         files = {name: bytearray(contents) for name, contents in self._origin.items()}
         for i, command in enumerate(commands):
             of_names = command.kind in (Kind.CREATE, Kind.REMOVE)
@@ -278,15 +300,17 @@ class MemoryDevice:
             elif command.kind is Kind.REMOVE:
                 files.pop(command.name, None)
             elif command.name in files:
-                _apply(command, files[command.name], kept)
-        for name, contents in files.items():
-            fd = image._files[name] = os.memfd_create(name)
-            os.pwrite(fd, contents, 0)
-            image._origin[name] = bytes(contents)
-        return image
+                apply(command, files[command.name], kept)
+        return MemoryDevice.holding(
+            {name: bytes(contents) for name, contents in files.items()},
+            max_command_bytes=self._max_command_bytes,
+            capacity_bytes=self._capacity_bytes,
+            is_direct=self._is_direct,
+        )
 
 
-def _apply(command: Command, contents: bytearray, kept: int) -> None:
+def apply(command: Command, contents: bytearray, kept: int) -> None:
+    """Do to `contents` what a WRITE (its first `kept` bytes), ALLOCATE or TRUNCATE does to a file."""
     if command.kind is Kind.TRUNCATE:
         del contents[command.position :]
     if command.kind in (Kind.TRUNCATE, Kind.ALLOCATE):

@@ -184,7 +184,8 @@ class ObjectStore(Protocol):
         ...
 
     async def put_many(self, namespace: bytes, items: Sequence[PutItem]) -> bytes:
-        """Store each item: OK once it is committed (and, in durable mode, on the device).
+        """Store each item: OK once it is committed and what it replaces is void; it survives the process then
+        and, in durable mode, a power cut.
 
         CORRUPT: data and checksum disagree. CAPACITY_EXHAUSTED: nothing more may be evicted, or the device is
         full. TOO_LARGE: above `max_object_bytes`, or by itself above the quota of the namespace's account.

@@ -6,6 +6,10 @@ else runs, and no lock is needed. `segments.py` moves the bytes and reports here
 The invariant that deletes rest on: once the kills in `unkilled` are written, the journals hold at most one
 commit of a key that is not killed, the one that the index points to. So a key that is deleted stays deleted,
 whichever segments are removed later, in whatever order.
+
+For that to hold also at every moment in between, at which the process may be killed, a version has to be void
+on the device before a later version of its key is. A version goes by its kill, or with the files of its
+segment; so kills and removals are one queue, `overdue` and then `unkilled`, worked off in order.
 """
 
 import secrets
@@ -45,6 +49,14 @@ class Tally:
 
 
 @attrs.define(eq=False)
+class Overdue:
+    """A doomed segment: it has no objects any more, and its files go when `kills` have been written."""
+
+    segment: Segment
+    kills: dict[int, list[Record]]
+
+
+@attrs.define(eq=False)
 class Catalog:
     """The state of a segment store."""
 
@@ -54,11 +66,12 @@ class Catalog:
     holds: Holds = attrs.field(factory=Holds)
     policy: EvictionPolicy = attrs.field(factory=_small_policy)
     segments: dict[int, Segment] = attrs.field(factory=dict)  # oldest first
-    doomed: list[Segment] = attrs.field(factory=list)  # without objects; their files are to be removed
     litter: dict[int, int] = attrs.field(factory=dict)  # bytes of segments half made, of which files are left
     active: Segment | None = None
+    overdue: list[Overdue] = attrs.field(factory=list)  # what comes before `unkilled`, oldest first
     unkilled: dict[int, list[Record]] = attrs.field(factory=dict)  # kills to be written, by segment
-    stray_bytes: int = 0  # in segments that recovery could not read and left alone
+    lost: dict[Subject, list[Entry]] = attrs.field(factory=dict)  # commits left to the next recovery
+    stray_bytes: int = 0  # in segments that recovery could neither read nor remove
     next_segment_id: int = 1
     next_sequence: int = 1
     tally: Tally = attrs.field(factory=Tally)
@@ -68,6 +81,11 @@ class Catalog:
         self.books = Books(
             self.accounts, Shelf(self.index.tickets, self.index.named, self._sight, self._cool, self.evict)
         )
+
+    @property
+    def doomed(self) -> list[Segment]:
+        """Segments whose files are to be removed; they still count."""
+        return [overdue.segment for overdue in self.overdue]
 
     @property
     def used_bytes(self) -> int:
@@ -92,6 +110,7 @@ class Catalog:
         Whether there was another.
         """
         segment = self.segments[entry.segment_id]
+        self._void_lost(namespace, key)
         current = self.index.get(namespace, key)
         book = self.books.of(namespace)
         if current is not None:
@@ -125,6 +144,9 @@ class Catalog:
 
         How many met another version. They go one by one, after the others.
         """
+        if self.lost:
+            for key in keys:
+                self._void_lost(namespace, bytes(key))
         left = self.index.put_new(namespace, keys, entries)
         new = np.delete(entries, left) if left else entries
         lengths = new["length"].astype(np.int64)
@@ -143,6 +165,8 @@ class Catalog:
 
     def drop(self, namespace: bytes, key: bytes, *, only: Entry | None = None) -> Entry | None:
         """Make the key absent and void its commit; what was there. With `only`: if that is the version."""
+        if only is None:
+            self._void_lost(namespace, key)
         entry = self._forget(namespace, key, only)
         if entry is not None:
             self.void(namespace, key, entry)
@@ -157,8 +181,14 @@ class Catalog:
         self.tally.evicted_bytes += entry.length
 
     def lose(self, namespace: bytes, key: bytes, *, only: Entry) -> bool:
-        """Make the key absent, but leave its commit for the next recovery to try again."""
-        return self._forget(namespace, key, only) is not None
+        """Make the key absent, but leave its commit for the next recovery to try again.
+
+        Unless the key is written or deleted before that: then the version is void as any other.
+        """
+        if self._forget(namespace, key, only) is None:
+            return False
+        self.lost.setdefault((namespace, key), []).append(only)
+        return True
 
     def void(self, namespace: bytes, key: bytes, entry: Entry) -> None:
         """Have the commit of a version killed, if its segment still exists by then."""
@@ -180,8 +210,15 @@ class Catalog:
         self.index.pop_segment(segment.segment_id)
         segment.objects = segment.object_bytes = segment.live_bytes = 0
         del self.segments[segment.segment_id]
-        self.unkilled.pop(segment.segment_id, None)
-        self.doomed.append(segment)
+        for kills in (self.unkilled, *(overdue.kills for overdue in self.overdue)):
+            kills.pop(segment.segment_id, None)
+        for subject, entries in list(self.lost.items()):
+            if not (left := [entry for entry in entries if entry.segment_id != segment.segment_id]):
+                del self.lost[subject]
+            else:
+                self.lost[subject] = left
+        self.overdue.append(Overdue(segment, self.unkilled))
+        self.unkilled = {}
 
     def marked_bytes(self, segment: Segment) -> int:
         """What the objects of a segment that have been read count for."""
@@ -201,6 +238,11 @@ class Catalog:
         if self.active is not None:
             self.active.is_sealed = True
             self.active = None
+
+    def _void_lost(self, namespace: bytes, key: bytes) -> None:
+        if self.lost:
+            for entry in self.lost.pop((namespace, key), ()):
+                self.void(namespace, key, entry)
 
     def _forget(self, namespace: bytes, key: bytes, only: Entry | None) -> Entry | None:
         entry = self.index.pop(namespace, key, only=only)

@@ -9,7 +9,11 @@ from .segment import Layout, Segment
 
 
 def append_kills(work: list[tuple[Segment, list[Record]]], is_durable: bool) -> list[StorageError | None]:
-    """Append each segment's kills to its journal; for each, what kept it from that."""
+    """Append each segment's kills to its journal; for each, what kept it from that.
+
+    None is written behind the first that did not take: they may void later versions of the same keys, and
+    those must go last.
+    """
     done: list[StorageError | None] = []
     for segment, kills in work:
         try:
@@ -17,9 +21,8 @@ def append_kills(work: list[tuple[Segment, list[Record]]], is_durable: bool) -> 
             if is_durable:
                 segment.journal.sync()
         except StorageError as error:
-            done.append(error)
-        else:
-            done.append(None)
+            return done + [error] * (len(work) - len(done))
+        done.append(None)
     return done
 
 

@@ -32,6 +32,9 @@ one record, not everything behind it.
 A record's crc covers its bytes from 4 on and starts from a number made of the segment's and of the record's
 slot, so a record in the wrong journal or the wrong slot (an old block, a misdirected write) does not count.
 
+One flipped bit in a superblock, a header or a record is put back: their checksums tell which it was. More
+than that costs the record (docs/adr/0018).
+
 A commit says: this object's bytes are all in the data file. A kill says: the commit at this offset is void. A
 kill stands in the journal of the segment that holds its commit, so they vanish together with it, and no
 tombstone ever has to be carried from one segment to another (docs/adr/0010). It repeats every field of its
@@ -40,10 +43,11 @@ counts.
 """
 
 import enum
+import functools
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,6 +92,7 @@ _AFTER_CRC = np.dtype((np.void, RECORD_BYTES - 4))
 _STORE_MAGIC = b"ADPSTORE"
 _SEGMENT_MAGIC = b"ADPSEGMT"
 _NAME = re.compile(r"seg-([0-9]{8,10})\.(data|log)")
+_NOWHERE = (2**32 - 1) * UNIT_BYTES  # behind the end of every segment
 MAX_SEGMENT_ID: Final = 2**31  # far above what a store comes to, and far below what an index entry holds
 
 
@@ -154,7 +159,20 @@ def encode_superblock() -> bytes:
 
 def is_superblock_of_ours(raw: bytes) -> bool:
     """Whether this is, or was once, a superblock: the magic tells also where the rest is damaged."""
-    return raw.startswith(_STORE_MAGIC)
+    return raw.startswith(_STORE_MAGIC) or _is_superblock(_unflipped(raw[:16], _is_superblock))
+
+
+def _is_superblock(raw: bytes) -> bool:
+    return raw.startswith(_STORE_MAGIC) and raw[12:16] == struct.pack("<I", zlib.crc32(raw[:12]))
+
+
+def _unflipped(raw: bytes, is_whole: Callable[[bytes], bool]) -> bytes:
+    """`raw`, or what it was before one of its bits flipped, if that makes it whole."""
+    if is_whole(raw):
+        return raw
+    number = int.from_bytes(raw, "little")
+    others = ((number ^ 1 << bit).to_bytes(len(raw), "little") for bit in range(8 * len(raw)))
+    return next(filter(is_whole, others), raw)
 
 
 def check_superblock(raw: bytes) -> None:
@@ -166,9 +184,10 @@ def check_superblock(raw: bytes) -> None:
     """
     if len(raw) < _SUPERBLOCK.size:
         raise CorruptRecord("the superblock is cut short")
-    magic, version, crc = _SUPERBLOCK.unpack_from(raw)
-    if magic != _STORE_MAGIC or crc != zlib.crc32(raw[:12]):
+    raw = _unflipped(raw[: _SUPERBLOCK.size], _is_superblock)
+    if not _is_superblock(raw):
         raise CorruptRecord("the superblock is damaged")
+    _magic, version, _crc = _SUPERBLOCK.unpack(raw)
     if version > FORMAT_VERSION:
         raise UnsupportedFormat(version, FORMAT_VERSION)
 
@@ -188,10 +207,23 @@ def decode_header(raw: bytes) -> Header:
     """
     if len(raw) < RECORD_BYTES:
         raise CorruptRecord("the segment header is cut short")
-    magic, _version, crc, segment_id, segment_bytes = _HEADER.unpack_from(raw)
-    if magic != _SEGMENT_MAGIC or crc != zlib.crc32(raw[:12] + raw[16:32]):
+    raw = _unflipped(raw[: _HEADER.size], _is_header)
+    if not _is_header(raw):
         raise CorruptRecord("the segment header is damaged")
+    _magic, _version, _crc, segment_id, segment_bytes = _HEADER.unpack(raw)
     return Header(segment_id, segment_bytes)
+
+
+def _is_header(raw: bytes) -> bool:
+    return raw.startswith(_SEGMENT_MAGIC) and raw[12:16] == struct.pack(
+        "<I", zlib.crc32(raw[:12] + raw[16:32])
+    )
+
+
+def encode_blank(*, segment_id: int, slot: int) -> bytes:
+    """A record that says nothing, for the place of one that is lost: the kill of what never was."""
+    blank = Record(Kind.KILL, bytes(NAMESPACE_BYTES), b"\0", _NOWHERE, 0, 0, 0)
+    return encode_records([blank], segment_id=segment_id, slot=slot)
 
 
 def encode_records(records: list[Record], *, segment_id: int, slot: int) -> bytes:
@@ -249,3 +281,34 @@ def decode_records(raw: bytes, *, segment_id: int, slot: int) -> Iterator[Record
     whole = to_records(columns[is_whole])
     for is_one in is_whole.tolist():
         yield next(whole) if is_one else None
+
+
+def unflipped_record(raw: bytes, *, segment_id: int, slot: int) -> bytes | None:
+    """The record of `slot` before one of its bits flipped; None if that is not what has happened to it.
+
+    For a record between two that decode: a flip costs one record. What costs several in a row (a sector that
+    went elsewhere, or came from elsewhere) could, in another slot, be told from a flip by nothing else.
+    """
+    number = int.from_bytes(raw, "little")
+    crc = zlib.crc32(raw[4:], _first_seed(segment_id, slot) & 0xFFFFFFFF)
+    bit = _flips().get(crc ^ number & 0xFFFFFFFF)
+    if bit is None:
+        return None
+    whole = (number ^ 1 << bit).to_bytes(RECORD_BYTES, "little")
+    (record,) = decode_records(whole, segment_id=segment_id, slot=slot)
+    is_padded = record is not None and not any(whole[RECORD_BYTES - MAX_KEY_BYTES + len(record.key) :])
+    return whole if is_padded else None
+
+
+@functools.cache
+def _flips() -> dict[int, int]:
+    """Which bit of a record has flipped, by the difference between the crc that it has and the one it should.
+
+    No two are alike: at this length, CRC-32 tells any two flips apart.
+    """
+    blank = zlib.crc32(bytes(RECORD_BYTES - 4))
+    flips = {1 << bit: bit for bit in range(32)}
+    for bit in range(32, 8 * RECORD_BYTES):
+        flipped = (1 << bit).to_bytes(RECORD_BYTES, "little")[4:]
+        flips[zlib.crc32(flipped) ^ blank] = bit
+    return flips

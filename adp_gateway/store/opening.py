@@ -17,7 +17,7 @@ from adp_gateway.errors import StorageError
 
 from .catalog import Catalog
 from .eviction import Ghosts, TwoQueues, ghost_slots
-from .files import remove_files
+from .files import append_kills, remove_files
 from .format import UNIT_BYTES
 from .reclaim import choose_victim
 from .recovery import RecoveryReport, check_place, recover, resume
@@ -54,6 +54,11 @@ def open_device(config: StoreConfig, device: Device | None) -> Opened:
         resume(catalog, segment_bytes=layout.segment_bytes)
         catalog.policy = TwoQueues(Ghosts(ghost_slots(capacity_bytes), seed=secrets.randbits(64)))
         while catalog.used_bytes > capacity_bytes and (victim := choose_victim(catalog)):
+            kills = [(catalog.segments[segment_id], kills) for segment_id, kills in catalog.unkilled.items()]
+            # It may hold the newest commit of a key whose older ones are not killed yet.
+            if any(append_kills(kills, True)):
+                break
+            catalog.unkilled = {}
             catalog.doom(victim)
             try:
                 remove_files(device, victim, is_durable=True)
@@ -61,7 +66,7 @@ def open_device(config: StoreConfig, device: Device | None) -> Opened:
                 # It counts on, so puts will be refused until it can be removed; reads need not wait for that.
                 logger.warning("segment %d cannot be removed: %s", victim.segment_id, error)
                 break
-            catalog.doomed.remove(victim)
+            catalog.overdue.clear()
         is_shrunk = sum(book.shrink() for book in catalog.books) > 0
     except BaseException:
         device.close()

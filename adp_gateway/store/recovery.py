@@ -7,6 +7,7 @@ of a newer format, before it has touched anything.
 """
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator
 from typing import Final
@@ -33,11 +34,14 @@ from .format import (
     data_name,
     decode_columns,
     decode_header,
+    encode_blank,
+    encode_header,
     encode_superblock,
     is_superblock_of_ours,
     journal_name,
     parse_name,
     to_records,
+    unflipped_record,
 )
 from .index import Entry
 from .journal import Journal
@@ -48,8 +52,11 @@ from .table import ENTRY
 
 logger = logging.getLogger(__name__)
 
+#: Errors that say nothing about the device, and must not cost a single object.
+_OUR_OWN_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM})
 _PIECE_BYTES: Final = 8192 * RECORD_BYTES  # of a journal, in memory at a time
 _LONGEST_GAP_BYTES: Final = 64 << 20  # the journal of the largest segment that nobody asked for
+_MOST_BLANKS: Final = 4096  # records to a journal; what has more damage is left as it is
 _NAMESPACE: Final = np.dtype((np.void, NAMESPACE_BYTES))
 
 
@@ -60,24 +67,26 @@ class RecoveryReport:
     objects: int = 0
     segments: int = 0
     cut_bytes: int = 0  # torn tails of journals
-    damaged_records: int = 0  # records in the middle of a journal that do not decode
+    repaired_records: int = 0  # with one bit flipped, and put back
+    damaged_records: int = 0  # headers, and records in the middle of a journal, that do not decode
     doubtful_commits: int = 0  # dropped: a damaged record may have been their kill
     missing_payloads: int = 0  # commits whose bytes are not in the data file
     superseded_commits: int = 0  # older versions that had not been killed yet
     removed_files: int = 0  # left over from segments half made or half removed
-    unreadable_segments: int = 0  # left alone
+    unreadable_segments: int = 0  # dropped: nobody knows what was in them
     is_superblock_new: bool = False
 
     def __str__(self) -> str:
         found = [
             f"{self.objects} objects in {self.segments} segments",
             self.cut_bytes and f"{self.cut_bytes} bytes of torn journals cut off",
+            self.repaired_records and f"{self.repaired_records} journal records with a flipped bit repaired",
             self.damaged_records and f"{self.damaged_records} damaged journal records",
             self.doubtful_commits and f"{self.doubtful_commits} objects dropped that may have been deleted",
             self.missing_payloads and f"{self.missing_payloads} objects without their bytes dropped",
             self.superseded_commits and f"{self.superseded_commits} older versions dropped",
             self.removed_files and f"{self.removed_files} leftover files removed",
-            self.unreadable_segments and f"{self.unreadable_segments} unreadable segments left alone",
+            self.unreadable_segments and f"{self.unreadable_segments} unreadable segments dropped",
             self.is_superblock_new and "superblock written",
         ]
         return ", ".join(str(part) for part in found if part)
@@ -97,12 +106,20 @@ class SegmentScan:
     doubtful: Records  # committed, and killed by what may have been a kill
     commits: int  # as `Segment.commits`
     tail_bytes: int
+    last_sequence: int  # of all records, also those that are void
+    flipped_records: int
     damaged_records: int
+    repairs: dict[int, bytes]  # what should stand in the slots of both, as far as that is not too much
 
     @property
     def cut_bytes(self) -> int:
         """What stands behind the last good record."""
         return max(0, self.journal_bytes - self.slots * RECORD_BYTES)
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether `repairs` has all of the damage."""
+        return len(self.repairs) == self.flipped_records + self.damaged_records
 
     @property
     def is_void(self) -> bool:
@@ -163,7 +180,7 @@ def check_device_format(device: Device) -> None:
 
 
 def prepare_superblock(device: Device) -> bool:
-    """Check the superblock, or write one where there is none that decodes. Whether it was written.
+    """Check the superblock, or write one where there is none, or a damaged one. Whether it was written.
 
     Raises:
         UnsupportedFormat: the store is a newer version's.
@@ -171,7 +188,8 @@ def prepare_superblock(device: Device) -> bool:
     if SUPERBLOCK_NAME in device.names():
         with contextlib.suppress(CorruptRecord):
             check_device_format(device)
-            return False
+            if _superblock(device) == encode_superblock():
+                return False
         device.remove(SUPERBLOCK_NAME)
     with contextlib.closing(device.create(SUPERBLOCK_NAME)) as file:
         file.write(memoryview(encode_superblock()), 0)
@@ -201,13 +219,19 @@ def scan_segment(
     data_bytes = data.size()
     journal_bytes = journal.size()
     header = None
+    flipped = 0
+    repairs: dict[int, bytes] = {}
     with contextlib.suppress(CorruptRecord):
         raw = _contents(journal, 0, min(RECORD_BYTES, journal_bytes), max_command_bytes)
         header = decode_header(bytes(raw))
+        if raw != encode_header(header):
+            repairs[0] = encode_header(header)
+            flipped += 1
     # No journal has a longer gap than it has room: behind such a hole, a file of any size, comes nothing.
     longest_gap = max(_LONGEST_GAP_BYTES, Layout(header.segment_bytes).journal_bytes if header else 0)
     gap = 0
     replay = Replay()
+    damage = _Damage(segment_id)
     for start in range(RECORD_BYTES, journal_bytes, _PIECE_BYTES):
         raw = _contents(journal, start, min(_PIECE_BYTES, journal_bytes - start), max_command_bytes)
         if not np.frombuffer(raw, np.uint8).any():
@@ -217,8 +241,19 @@ def scan_segment(
             continue
         gap = 0
         slot = start // RECORD_BYTES
-        replay.add(*decode_columns(raw, segment_id=segment_id, slot=slot), slot=slot)
+        records, is_whole = decode_columns(raw, segment_id=segment_id, slot=slot)
+        damage.mend(raw, is_whole, slot=slot)
+        replay.add(records, is_whole, slot=slot)
     replayed = replay.outcome(data_bytes=data_bytes)
+    repairs |= damage.flipped
+    flipped += len(damage.flipped)
+    is_headless = header is None and replayed.slots > 1
+    if is_headless:
+        header = Header(segment_id, 0)  # a size that no segment has: it is not gone on with
+        repairs[0] = encode_header(header)
+    lost = [slot for slot in damage.lost if slot < replayed.slots]
+    if len(lost) == replayed.damaged_records:
+        repairs |= {slot: encode_blank(segment_id=segment_id, slot=slot) for slot in lost}
     return SegmentScan(
         segment_id=segment_id,
         header=header,
@@ -230,8 +265,42 @@ def scan_segment(
         doubtful=replayed.doubtful,
         commits=replayed.commits,
         tail_bytes=replayed.tail_bytes,
-        damaged_records=replayed.damaged_records,
+        last_sequence=replayed.last_sequence,
+        flipped_records=flipped,
+        damaged_records=replayed.damaged_records + is_headless,
+        repairs=repairs,
     )
+
+
+class _Damage:
+    """What does not decode in one journal: flipped bits are put back, other slots remembered."""
+
+    def __init__(self, segment_id: int) -> None:
+        self._segment_id = segment_id
+        self.flipped: dict[int, bytes] = {}
+        self.lost: list[int] = []
+
+    def mend(self, raw: bytearray, is_whole: npt.NDArray[np.bool_], *, slot: int) -> None:
+        """Put flipped bits back, in `raw` and in `is_whole`, of records between two that decode.
+
+        Of the first and last in `raw` only one neighbour is looked at.
+        """
+        bad = np.flatnonzero(~is_whole)
+        neighbours = np.ones(len(is_whole) + 2, dtype=np.bool_)
+        neighbours[1:-1] = is_whole
+        is_alone = neighbours[bad] & neighbours[bad + 2]
+        for position, is_one in zip(bad.tolist(), is_alone.tolist(), strict=True):
+            number = slot + position
+            start = position * RECORD_BYTES
+            whole = None
+            if is_one:
+                torn = bytes(raw[start : start + RECORD_BYTES])
+                whole = unflipped_record(torn, segment_id=self._segment_id, slot=number)
+            if whole is not None:
+                raw[start : start + RECORD_BYTES] = self.flipped[number] = whole
+                is_whole[position] = True
+            elif len(self.lost) < _MOST_BLANKS:
+                self.lost.append(number)
 
 
 def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog, RecoveryReport]:
@@ -241,13 +310,14 @@ def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog
 
     Raises:
         UnsupportedFormat: the store is a newer version's; nothing has been changed.
-        StorageError: the directory itself cannot be listed or written.
+        StorageError: the directory itself cannot be listed or written, or this process may not open as many
+            files as there are, or not these.
     """
     is_superblock_new = prepare_superblock(device)
     catalog = Catalog(accounts)
     found = segment_files(device)
     catalog.next_segment_id = max(found, default=0) + 1
-    cut = damaged = doubtful = missing = superseded = removed = unreadable = 0
+    cut = repaired = damaged = doubtful = missing = superseded = removed = unreadable = 0
     for segment_id, kinds in found.items():
         names = (journal_name(segment_id), data_name(segment_id))
         if len(kinds) < 2:
@@ -255,9 +325,18 @@ def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog
             continue
         try:
             opened = _opened(device, segment_id)
-        except StorageError:
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _OUR_OWN_FAULT:
+                for segment in catalog.segments.values():
+                    segment.data.close()
+                    segment.journal.close()
+                raise
+            # Not left for a better day: on that day it would bring back what has been deleted meanwhile.
+            logger.warning("segment %d is dropped, its journal cannot be read: %s", segment_id, error)
             unreadable += 1
-            catalog.stray_bytes += sum(_size(device, name) for name in names)
+            are_removed = [_removed(device, name) for name in names]
+            if not all(are_removed):
+                catalog.stray_bytes += sum(_size(device, name) for name in names)
             continue
         if opened is None:
             removed += sum(_removed(device, name) for name in names)
@@ -265,27 +344,29 @@ def recover(device: Device, accounts: tuple[Account, ...] = ()) -> tuple[Catalog
         segment, scan = opened
         catalog.segments[segment_id] = segment
         cut += scan.cut_bytes
+        repaired += scan.flipped_records
         damaged += scan.damaged_records
         if scan.damaged_records:
             logger.warning(
-                "segment %d: %d journal records are damaged; objects are missing",
+                "segment %d: %d journal records are damaged: objects may be missing",
                 segment_id,
                 scan.damaged_records,
             )
         doubtful += len(scan.doubtful)
         missing += len(scan.missing)
         void = [scan.missing]
-        if segment.journal.length_bytes == scan.slots * RECORD_BYTES:
+        if segment.journal.length_bytes == scan.slots * RECORD_BYTES:  # not killed yet
             void.append(scan.doubtful)
         for record in to_records(np.concatenate(void)):
             catalog.void(record.namespace, record.key, _entry(segment_id, record))
         superseded += _commit(catalog, segment_id, scan.live)
-        if len(scan.live):
-            catalog.next_sequence = max(catalog.next_sequence, int(scan.live["sequence"].max()) + 1)
+        # Above void ones too: should damage to its kill bring a version back, later ones must win over it.
+        catalog.next_sequence = max(catalog.next_sequence, scan.last_sequence + 1)
     return catalog, RecoveryReport(
         objects=len(catalog.index),
         segments=len(catalog.segments),
         cut_bytes=cut,
+        repaired_records=repaired,
         damaged_records=damaged,
         doubtful_commits=doubtful,
         missing_payloads=missing,
@@ -335,6 +416,8 @@ def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | No
             journal.truncate(appending.length_bytes)
         if scan.cut_bytes or len(scan.doubtful):
             journal.sync()
+        if appending.length_bytes == (scan.slots + len(scan.doubtful)) * RECORD_BYTES:
+            repair_journal(journal, scan)  # only now: what is lost made a commit doubtful
         if scan.data_bytes > scan.tail_bytes:
             data.truncate(scan.tail_bytes)
     except StorageError:
@@ -354,6 +437,18 @@ def _opened(device: Device, segment_id: int) -> tuple[Segment, SegmentScan] | No
         is_dirty=True,
     )
     return segment, scan
+
+
+def repair_journal(journal: DeviceFile, scan: SegmentScan) -> None:
+    """Write what should stand in damaged slots, and make it last.
+
+    Raises:
+        StorageError: the device refused; what is not repaired is found again.
+    """
+    for slot, whole in scan.repairs.items():
+        journal.write(memoryview(whole), slot * RECORD_BYTES)
+    if scan.repairs:
+        journal.sync()
 
 
 def _entry(segment_id: int, record: Record) -> Entry:

@@ -29,6 +29,7 @@ class Replayed:
     tail_bytes: int
     damaged_records: int  # in front of the last one that decodes
     slots: int  # up to and including that one; the header has the first
+    last_sequence: int  # of all records, also those that are void
 
 
 @attrs.define
@@ -76,6 +77,7 @@ class Replay:
             tail_bytes=int(ends.max(initial=0, where=is_commit)) * UNIT_BYTES,
             damaged_records=damaged,
             slots=last + 1,
+            last_sequence=int(records["sequence"].max(initial=0)),
         )
 
 

@@ -114,8 +114,9 @@ class SegmentStore:
                 opened.layout.segment_bytes,
             )
         try:
-            if opened.is_shrunk:
-                await store._write_kills()
+            # Those that recovery found missing, too: what is about to be read must not make way for an older
+            # version if the process is killed between two kills.
+            await store._write_kills()
             yield store
         finally:
             with anyio.CancelScope(shield=True):  # device work only: as bounded as the device is
@@ -323,7 +324,8 @@ class SegmentStore:
             self._leave_quota(records)
         for position, status in zip(batch.positions, written.statuses, strict=True):
             statuses[position] = status
-        await self._write_kills()
+        if self._catalog.unkilled:  # what this put has replaced is among them
+            await self._write_kills()
 
     def _note_writes(self, statuses: bytes) -> None:
         """Count what the device refused of a batch: no room, or a fault."""
@@ -384,33 +386,51 @@ class SegmentStore:
         return statuses
 
     async def _write_kills(self) -> bool:
-        """Record every void commit in the journal of its segment. Whether none is left to be recorded.
+        """Record every void commit in the journal of its segment, and remove the files of doomed segments, in
+        the order that `Catalog` explains. Whether nothing is left to be done.
 
-        What could not be recorded stays in the catalog, and is tried again by the next call.
+        What could not be done stays in the catalog, and is tried again by the next call.
         """
+        catalog = self._catalog
         async with self._killing:  # also waits for the kills that another task is just writing
-            catalog = self._catalog
-            work = [(catalog.segments[segment_id], kills) for segment_id, kills in catalog.unkilled.items()]
-            if not work:
-                return True
-            catalog.unkilled = {}
-            errors: list[StorageError | None] = []
-            for segment, _ in work:
-                segment.writers += 1
-                segment.is_dirty = True
-            try:
-                errors = await self._in_writer(append_kills, work, self._is_durable)
-            finally:
-                for at, (segment, kills) in enumerate(work):
-                    segment.writers -= 1
-                    if not errors or errors[at] is not None:  # none at all: cancelled before it began
-                        catalog.unkilled.setdefault(segment.segment_id, []).extend(kills)
-            for error in filter(None, errors):
-                self._troubles.failed("delete", "deletes are not recorded yet", error)
-            if any(errors):
-                return False
-            self._troubles.worked("delete")
+            while catalog.overdue:
+                overdue = catalog.overdue[0]
+                if not await self._append_kills(overdue.kills):
+                    return False
+                try:
+                    await self._in_writer(remove_files, self._device, overdue.segment, self._is_durable)
+                except StorageError as error:
+                    self._troubles.failed("remove_segment", "a segment cannot be removed", error)
+                    return False
+                self._troubles.worked("remove_segment")
+                catalog.overdue.pop(0)
+            return await self._append_kills(catalog.unkilled)
+
+    async def _append_kills(self, kills: dict[int, list[Record]]) -> bool:
+        """Write these, and take them out of `kills`; whether all took. More may be added meanwhile."""
+        work = [(self._catalog.segments[segment_id], records) for segment_id, records in kills.items()]
+        if not work:
             return True
+        kills.clear()
+        errors: list[StorageError | None] = []
+        for segment, _ in work:
+            segment.writers += 1
+            segment.is_dirty = True
+        try:
+            errors = await self._in_writer(append_kills, work, self._is_durable)
+        finally:
+            newer = dict(kills)
+            kills.clear()  # what is left goes before what was added
+            for at, (segment, records) in enumerate(work):
+                segment.writers -= 1
+                if not errors or errors[at] is not None:  # none at all: cancelled before it began
+                    kills[segment.segment_id] = records + newer.pop(segment.segment_id, [])
+            kills.update(newer)
+        if error := next(filter(None, errors), None):
+            self._troubles.failed("delete", "deletes are not recorded yet", error)
+            return False
+        self._troubles.worked("delete")
+        return True
 
     async def flush(self) -> None:
         """Sync every segment with unconfirmed writes.
@@ -473,7 +493,7 @@ class SegmentStore:
                 if victim is None:
                     return False
                 catalog.doom(victim)
-            if not await self._remove_doomed():
+            if not await self._remove_litter() or not await self._write_kills():
                 return False
         return True
 
@@ -505,7 +525,7 @@ class SegmentStore:
                     stuck.add(victim)
                 continue
             catalog.doom(victim)
-            if not await self._remove_doomed():
+            if not await self._write_kills():
                 return
 
     async def _relocate(self, victim: Segment, active: Segment, budget_bytes: int) -> None:
@@ -551,10 +571,18 @@ class SegmentStore:
         active.writers += 1
         active.is_dirty = True
         try:
-            written = await self._in_writer(self._transfers.copy, target, copies)
-            self._settle_copies(
-                moved, records, active, written.statuses, is_suspect=written.is_journal_suspect
-            )
+            statuses = await self._in_writer(self._transfers.copy, active.data, copies)
+            # No kill is written while copies are committed, and none of a later version has been before: or a
+            # process that is killed now would leave the copy as the only version of a key that has moved on.
+            async with self._killing:
+                for position, (namespace, key, entry) in enumerate(moved):
+                    current = catalog.index.get(namespace, key)
+                    if current is None or current.place != entry.place:
+                        statuses[position] = Status.NOT_FOUND
+                written = await self._in_writer(self._transfers.commit, target, records, statuses)
+                self._settle_copies(
+                    moved, records, active, written.statuses, is_suspect=written.is_journal_suspect
+                )
         except anyio.get_cancelled_exc_class():
             _give_back(active, records)
             raise
@@ -632,24 +660,6 @@ class SegmentStore:
                 self._troubles.failed("remove_segment", "what is left of a segment cannot be removed", error)
                 return False
             del litter[segment_id]
-        return True
-
-    async def _remove_doomed(self) -> bool:
-        """Remove the files of doomed segments; whether all are gone. What is left still counts."""
-        if not await self._remove_litter():
-            return False
-        doomed = self._catalog.doomed
-        while doomed:
-            # A doomed segment may hold the newest commit of a key whose older ones are still to be killed.
-            if not await self._write_kills():
-                return False
-            try:
-                await self._in_writer(remove_files, self._device, doomed[0], self._is_durable)
-            except StorageError as error:
-                self._troubles.failed("remove_segment", "a segment cannot be removed", error)
-                return False
-            self._troubles.worked("remove_segment")
-            doomed.pop(0)
         return True
 
     @property

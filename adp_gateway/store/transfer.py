@@ -231,7 +231,7 @@ class Transfers:
             elif record.length:
                 run.add(place, view, record.offset)
         run.write()
-        return self._committed(target, records, statuses)
+        return self.commit(target, records, statuses)
 
     def _write_long(self, file: DeviceFile, data: memoryview | Extent, record: Record) -> Status:
         """An object in several commands. Memory of ours is checked first. Of a foreign file every byte is
@@ -256,8 +256,8 @@ class Transfers:
             return Status.CORRUPT
         return Status.OK
 
-    def copy(self, target: Target, copies: Sequence[Copy]) -> Written:
-        """Write each object a second time where its record says, then commit those that were intact."""
+    def copy(self, data: DeviceFile, copies: Sequence[Copy]) -> bytearray:
+        """Write each object a second time where its record says; OK for each that was intact."""
         statuses = bytearray()
         for (file, offset, length, checksum), record in copies:
             hasher = xxhash.xxh3_64()
@@ -269,15 +269,15 @@ class Transfers:
                         break
                     view = self._scratch.view[:count]
                     hasher.update(view)
-                    target.data.write_extents([view], record.offset + start)
+                    data.write_extents([view], record.offset + start)
             except StorageError as error:
                 status = status_of(error)
             if status is Status.OK and hasher.intdigest() != checksum:
                 status = Status.CORRUPT
             statuses.append(status)
-        return self._committed(target, [copy.record for copy in copies], statuses)
+        return statuses
 
-    def _committed(self, target: Target, records: Sequence[Record], statuses: bytearray) -> Written:
+    def commit(self, target: Target, records: Sequence[Record], statuses: bytearray) -> Written:
         """Append the records whose payload is in. This order is what makes an object whole or absent."""
         whole = [record for record, status in zip(records, statuses, strict=True) if status == Status.OK]
         if not whole:

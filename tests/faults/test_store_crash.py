@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from adp_gateway.device.memory import Command, Kind, MemoryDevice
+from adp_gateway.fsck import check_device
 from adp_gateway.store.base import Status
 from adp_gateway.store.format import RECORD_BYTES
 from adp_gateway.store.segments import SegmentStore
@@ -19,6 +20,7 @@ from gateway.objects import (
     MIB,
     NAMESPACE,
     after_kill,
+    change,
     config,
     disk_bytes,
     get,
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 MISS = Status.NOT_FOUND
 A, B, C, D = (payload(name, 9000) for name in "ABCD")
-LOG = "seg-00000001.log"
+DATA, LOG = "seg-00000001.data", "seg-00000001.log"
 
 
 @pytest.fixture
@@ -82,21 +84,51 @@ async def test_b42_a_torn_tail_hides_nothing_that_comes_after(devices, killed_wh
             assert found == [A, B if length > whole else MISS, C, D], length
 
 
-@pytest.mark.parametrize("position", range(0, RECORD_BYTES, 7))
+def overwrite(device: MemoryDevice, name: str, position: int, change) -> None:
+    file = device.open(name)
+    view = bytearray(1)
+    file.read_into(memoryview(view), position)
+    (byte,) = view
+    file.write(memoryview(bytes([change(byte)])), position)
+    file.close()
+
+
+@pytest.mark.parametrize("position", range(0, RECORD_BYTES, 24))
 async def test_b42_damage_in_the_middle_costs_one_object(devices, position):
     device = await stored_pair(devices)
-    log = device.open(LOG)
-    view = memoryview(bytearray(1))
-    log.read_into(view, RECORD_BYTES + position)
-    log.write(memoryview(bytes([view[0] ^ 0x40])), RECORD_BYTES + position)
-    log.close()
+    for at in (position, (position + 91) % RECORD_BYTES):
+        change(device, LOG, RECORD_BYTES + at, 0x40)
     async with SegmentStore.open(config("unused"), device=device) as store:
         assert store.recovery.damaged_records == 1
         assert [await get(store, key(1)), await get(store, key(2))] == [MISS, B]
         await put(store, key(1), C)
         killed = devices.enter_context(after_kill(device))
     async with SegmentStore.open(config("unused"), device=killed) as store:
+        assert store.recovery.damaged_records == 0, "it is told once"
         assert [await get(store, key(1)), await get(store, key(2))] == [C, B]
+    assert check_device(killed).is_clean
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2, 3])
+async def test_b42_a_flipped_bit_in_a_journal_costs_nothing(devices, slot):
+    """In the header, a commit, another commit, or the kill of the first, which must not come back."""
+    names = [b"key %2d " % n + b"\xa5" * 36 for n in range(4)]
+    original = new_device(devices)
+    async with SegmentStore.open(config("unused"), device=original) as store:
+        await put(store, names[1], A)
+        await put(store, names[2], B)
+        await store.delete_many(NAMESPACE, [names[1]])
+    for position in range(0, RECORD_BYTES, 5):
+        with after_kill(original) as device:
+            change(device, LOG, slot * RECORD_BYTES + position, 1 << position % 8)
+            assert not check_device(device).is_clean
+            async with SegmentStore.open(config("unused"), device=device) as store:
+                assert store.recovery.repaired_records == 1
+                assert store.recovery.damaged_records == store.recovery.cut_bytes == 0
+                assert [await get(store, names[1]), await get(store, names[2])] == [MISS, B]
+                await put(store, names[3], C)
+            assert check_device(device).is_clean
+            assert device.names() == [DATA, LOG, "superblock"], "the segment goes on"
 
 
 async def test_b42_a_thousand_pages_are_a_thousand_hits(tmp_path):

@@ -204,6 +204,62 @@ async def test_what_cannot_be_read_is_told_once_and_then_a_miss_that_can_be_writ
         assert await get(store, key(1)) == payload(1, 50_000), "the fault has passed"
 
 
+async def test_a_segment_whose_journal_cannot_be_read_is_dropped_for_good(device):
+    """It takes no room, and no better day brings back what was deleted meanwhile."""
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        for n in range(6):
+            await put(store, key(n), payload(n, 200_000))
+    device.before = Failing(Kind.READ, "2.log", FAULT[0])
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.recovery.unreadable_segments == 1
+        assert store.exist(NAMESPACE, [key(n) for n in range(6)]) == bytes([0, MISS, 0, 0, 0, 0])
+        assert device.used_bytes() <= store.stats().used_bytes <= 6 * 256 * KIB
+        assert await store.delete_many(NAMESPACE, [key(1)]) == bytes([MISS])
+        device.before = None
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.exist(NAMESPACE, [key(n) for n in range(6)]) == bytes([0, MISS, 0, 0, 0, 0])
+
+
+async def test_an_unreadable_segment_that_cannot_be_removed_counts(device):
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        for n in range(2):
+            await put(store, key(n), payload(n, 200_000))
+    refused = Failing(Kind.READ, "1.log", FAULT[0]), Failing(Kind.REMOVE, "1.data", FAULT[0])
+
+    def before(command: Command) -> None:
+        for each in refused:
+            each(command)
+
+    device.before = before
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.exist(NAMESPACE, [key(0), key(1)]) == bytes([MISS, 0])
+        assert device.used_bytes() <= store.stats().used_bytes
+        device.before = None
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.recovery.removed_files == 1
+        assert store.exist(NAMESPACE, [key(0), key(1)]) == bytes([MISS, 0])
+
+
+async def test_too_few_descriptors_cost_no_object(device):
+    """That is not the device's fault: the start fails, and the next one finds everything."""
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        for n in range(6):
+            await put(store, key(n), payload(n, 200_000))
+
+    def refuse(command: Command) -> None:
+        if command.kind is Kind.READ and command.name.startswith("seg"):
+            cause = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise DeviceFault("open: Too many open files") from cause
+
+    device.before = refuse
+    with pytest.raises(DeviceFault, match="Too many open files"):
+        async with SegmentStore.open(config("unused"), device=device):
+            pass
+    device.before = None
+    async with SegmentStore.open(config("unused"), device=device) as store:
+        assert store.exist(NAMESPACE, [key(n) for n in range(6)]) == bytes(6)
+
+
 async def test_flush_says_when_the_device_refuses(device):
     async with SegmentStore.open(config("unused"), device=device) as store:
         await put(store, key(1), b"object")

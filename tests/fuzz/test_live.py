@@ -27,7 +27,7 @@ from adp_gateway.outbox import Outbox
 from adp_gateway.server import Server
 from adp_gateway.session import Session
 from adp_gateway.store.base import Status
-from adp_gateway.store.memory import MemoryStore, StoredObject
+from adp_gateway.store.memory import MemoryStore
 from certificates import Authority
 from fuzz.live.cases import BadCaseFile, CaseFile, load, moved, save
 from fuzz.live.command import Run
@@ -217,9 +217,7 @@ class TakesAnything(MemoryStore):
     """WRITE stores bytes that do not match their checksum, and makes one that does."""
 
     def _put(self, subject, item):
-        super()._put(subject, item)
-        self._objects[subject] = StoredObject(bytes(item.data), item.checksum)
-        return Status.OK
+        return self._replace(subject, bytes(item.data), item.checksum)
 
 
 class Fails(MemoryStore):

@@ -79,3 +79,12 @@ def disk_bytes(directory) -> int:
 def after_kill(device: MemoryDevice) -> MemoryDevice:
     """The device as the next process finds it when this one is killed now: every command that returned."""
     return device.after_power_cut(len(device.commands), lambda command: command.length or 1)
+
+
+def change(device: MemoryDevice, name: str, position: int, mask: int) -> None:
+    """Flip these bits of one byte behind the store's back."""
+    file = device.open(name)
+    view = memoryview(bytearray(1))
+    file.read_into(view, position)
+    file.write(memoryview(bytes([view[0] ^ mask])), position)
+    file.close()

@@ -352,3 +352,49 @@ def test_nothing_is_killed_in_a_segment_that_is_gone(catalog):
     (doomed,) = catalog.doomed
     doomed.data.close()
     doomed.journal.close()
+
+
+def test_what_was_lost_is_void_once_its_key_is_written_or_deleted(catalog):
+    for n in range(4):
+        catalog.lose(NAMESPACE, key(n), only=commit(catalog, 1, key(n)))
+    assert kills(catalog) == []
+    commit(catalog, 2, key(0))
+    assert catalog.drop(NAMESPACE, key(1)) is None
+    assert kills(catalog) == [(1, 0), (1, UNIT_BYTES)]
+    assert set(catalog.lost) == {(NAMESPACE, key(2)), (NAMESPACE, key(3))}
+
+
+def test_what_was_lost_goes_with_its_segment(catalog):
+    lost = [commit(catalog, n, key(1)) for n in (1, 2)]
+    catalog.lose(NAMESPACE, key(1), only=lost[1])
+    catalog.lose(NAMESPACE, key(2), only=commit(catalog, 1, key(2)))
+    catalog.commit(NAMESPACE, key(3), lost[0]._replace(sequence=99))
+    catalog.lose(NAMESPACE, key(3), only=lost[0]._replace(sequence=99))
+    catalog.lost[NAMESPACE, key(3)].append(lost[1])
+    with_files_closed(catalog, 1)
+    assert catalog.lost == {(NAMESPACE, key(1)): [lost[1]], (NAMESPACE, key(3)): [lost[1]]}
+
+
+def test_kills_and_removals_are_in_order(catalog):
+    """What was void before a segment was doomed comes before its files, what was afterwards behind them."""
+    for segment_id in (1, 2, 3):
+        commit(catalog, segment_id, key(segment_id))
+        commit(catalog, segment_id, key(10 + segment_id))
+    catalog.drop(NAMESPACE, key(2))
+    catalog.drop(NAMESPACE, key(1))
+    with_files_closed(catalog, 1)
+    catalog.drop(NAMESPACE, key(3))
+    (overdue,) = catalog.overdue
+    assert overdue.segment.segment_id == 1
+    assert list(overdue.kills) == [2], "those in the segment itself are not needed any more"
+    assert kills(catalog) == [(3, 0)]
+    with_files_closed(catalog, 2)
+    assert [list(overdue.kills) for overdue in catalog.overdue] == [[], [3]]
+    assert kills(catalog) == []
+
+
+def with_files_closed(catalog: Catalog, segment_id: int) -> None:
+    segment = catalog.segments[segment_id]
+    catalog.doom(segment)
+    segment.data.close()
+    segment.journal.close()

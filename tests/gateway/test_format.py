@@ -61,6 +61,41 @@ def test_no_flipped_byte_goes_unnoticed(position, flip):
     assert list(fmt.decode_records(bytes(raw), segment_id=1, slot=1)) == [None, RECORD]
 
 
+@given(records, st.integers(1, 2**31), st.integers(1, 2**31))
+def test_every_flipped_bit_of_a_record_is_put_back(record, segment_id, slot):
+    raw = fmt.encode_records([record], segment_id=segment_id, slot=slot)
+    number = int.from_bytes(raw, "little")
+    for bit in range(0, 8 * 192, 7):
+        flipped = (number ^ 1 << bit).to_bytes(192, "little")
+        assert list(fmt.decode_records(flipped, segment_id=segment_id, slot=slot)) == [None]
+        assert fmt.unflipped_record(flipped, segment_id=segment_id, slot=slot) == raw
+
+
+@given(records, st.sets(st.integers(0, 8 * 192 - 1), min_size=2, max_size=3))
+def test_more_than_one_flipped_bit_is_not_taken_for_one(record, bits):
+    raw = fmt.encode_records([record], segment_id=1, slot=1)
+    flipped = int.from_bytes(raw, "little")
+    for bit in bits:
+        flipped ^= 1 << bit
+    assert fmt.unflipped_record(flipped.to_bytes(192, "little"), segment_id=1, slot=1) is None
+
+
+def test_what_is_not_a_record_is_not_made_one():
+    """A right checksum is not enough: kind, key and padding have to be those of a record."""
+    body = fmt.encode_records([RECORD], segment_id=1, slot=1)[4:]
+    for spoiled in (b"\7" + body[1:], body[:-1] + b"!"):
+        raw = zlib.crc32(spoiled, 0x9E3779B1 + 1).to_bytes(4, "little") + spoiled
+        raw = raw[:20] + bytes([raw[20] ^ 1]) + raw[21:]
+        assert fmt.unflipped_record(raw, segment_id=1, slot=1) is None
+    assert fmt.unflipped_record(bytes(192), segment_id=1, slot=1) is None
+
+
+def test_a_blank_says_nothing():
+    (blank,) = fmt.decode_records(fmt.encode_blank(segment_id=3, slot=9), segment_id=3, slot=9)
+    assert blank.kind == fmt.Kind.KILL
+    assert blank.offset >= 1 << 40
+
+
 def test_a_record_counts_only_in_its_place():
     raw = fmt.encode_records([RECORD, RECORD], segment_id=1, slot=1)
     assert list(fmt.decode_records(raw, segment_id=2, slot=1)) == [None, None]
@@ -81,7 +116,15 @@ def test_headers_round_trip(segment_id, segment_bytes):
     assert fmt.decode_header(fmt.encode_header(header)) == header
 
 
-@given(st.integers(0, 31), st.integers(1, 255))
+@given(st.integers(0, 255))
+def test_one_flipped_bit_of_a_header_is_put_back(bit):
+    header = fmt.Header(7, 1 << 20)
+    raw = bytearray(fmt.encode_header(header))
+    raw[bit // 8] ^= 1 << bit % 8
+    assert fmt.decode_header(bytes(raw)) == header
+
+
+@given(st.integers(0, 31), st.integers(1, 255).filter(lambda flip: flip.bit_count() > 1))
 def test_a_damaged_header_is_noticed(position, flip):
     raw = bytearray(fmt.encode_header(fmt.Header(1, 1 << 20)))
     raw[position] ^= flip
@@ -96,6 +139,23 @@ def test_superblocks():
     for raw in (b"", bytes(4096), fmt.encode_superblock()[:15], b"X" + fmt.encode_superblock()[1:]):
         with pytest.raises(CorruptRecord):
             fmt.check_superblock(raw)
+
+
+@pytest.mark.parametrize("bit", range(128))
+def test_one_flipped_bit_of_a_superblock_is_put_back(bit):
+    raw = bytearray(fmt.encode_superblock())
+    raw[bit // 8] ^= 1 << bit % 8
+    fmt.check_superblock(bytes(raw))
+    assert fmt.is_superblock_of_ours(bytes(raw))
+    newer = bytearray(newer_superblock())
+    newer[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(UnsupportedFormat):
+        fmt.check_superblock(bytes(newer))
+
+
+@pytest.mark.parametrize("raw", [b"", b"ADP", bytes(4096), b"#!/bin/sh" * 9])
+def test_other_files_are_no_superblocks(raw):
+    assert not fmt.is_superblock_of_ours(raw)
 
 
 def newer_superblock() -> bytes:

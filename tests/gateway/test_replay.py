@@ -167,11 +167,11 @@ async def deleted(device: MemoryDevice) -> MemoryDevice:
     return after_kill(device)
 
 
-def flip(device: MemoryDevice, slot: int, byte: int) -> None:
+def damage(device: MemoryDevice, slot: int, byte: int) -> None:
     file = device.open(journal_name(1))
     raw = bytearray(1)
     file.read_into(memoryview(raw), slot * RECORD_BYTES + byte)
-    raw[0] ^= 0x40
+    raw[0] ^= 0x60  # two bits: one alone would be put back
     file.write(memoryview(raw), slot * RECORD_BYTES + byte)
     file.close()
 
@@ -186,7 +186,7 @@ async def test_what_was_deleted_stays_deleted_when_its_kill_is_damaged(is_last):
         if not is_last:
             async with SegmentStore.open(config("unused"), device=device) as store:
                 assert await put(store, key(3), payload(3, 5000)) == Status.OK
-        flip(device, KILL_SLOT, 90)
+        damage(device, KILL_SLOT, 90)
         async with SegmentStore.open(config("unused"), device=device) as store:
             assert store.recovery.doubtful_commits == 1
             assert store.recovery.damaged_records == (0 if is_last else 1)
@@ -202,7 +202,7 @@ async def test_what_was_deleted_stays_deleted_when_its_kill_is_damaged(is_last):
 @pytest.mark.anyio
 async def test_a_kill_that_cannot_be_written_at_once_is_written_later():
     with MemoryDevice() as first, await deleted(first) as device:
-        flip(device, KILL_SLOT, 90)
+        damage(device, KILL_SLOT, 90)
         failures = [DeviceFull("no room")]
 
         def refuse(command):
@@ -221,7 +221,7 @@ async def test_a_kill_that_cannot_be_written_at_once_is_written_later():
 @pytest.mark.anyio
 async def test_check_finds_and_repairs_what_is_doubtful():
     with MemoryDevice() as first, await deleted(first) as device:
-        flip(device, KILL_SLOT, 90)
+        damage(device, KILL_SLOT, 90)
         report = check_device(device)
         assert [problem.damage for problem in report.problems] == [Damage.DOUBTFUL, Damage.TORN_TAIL]
         assert report.problems[0].key == key(1)

@@ -73,24 +73,32 @@ async def test_acknowledged_objects_outlive_kill_and_restart(tmp_path: Path) -> 
     assert len(boot_ids) == 2
 
 
-async def test_sigterm_with_idle_and_busy_clients(tmp_path: Path) -> None:
-    async with gateway(tmp_path, "--grace", "5") as served:
+async def test_b47_sigterm_with_idle_and_busy_clients(tmp_path: Path) -> None:
+    """Five idle, one in the middle of reading, one of writing: all is finished, synced and closed in time."""
+    data = tmp_path / "kv"
+    async with gateway(data, "--grace", "5") as served:
         idle = [await served.dial() for _ in range(5)]
-        busy = await served.dial()
+        reader, writer = await served.dial(), await served.dial()
         objects = {key_of(n): content(MIB, seed=n) for n in range(24)}
-        assert await busy.write(objects) == [OK] * 24
-        asked = await busy.ask(Read(namespace=NAMESPACE, keys=tuple(objects), capacities=(MIB,) * 24))
+        assert await reader.write(objects) == [OK] * 24
+        asked = await reader.ask(Read(namespace=NAMESPACE, keys=tuple(objects), capacities=(MIB,) * 24))
+        written = {key_of(n): content(MIB, seed=n) for n in range(50, 58)}
+        asked_to_write = await writer.ask_write(written)
         served.process.send_signal(signal.SIGTERM)
-        answer = await busy.answer(asked)
-        assert answer.payloads() == list(objects.values())
-        await busy.closed()
-        assert busy.notices == [Goodbye(code=ErrorCode.SHUTTING_DOWN)]
+        assert (await reader.answer(asked)).payloads() == list(objects.values())
+        statuses = (await writer.answer(asked_to_write)).statuses
+        for busy in (reader, writer):
+            await busy.closed()
+            assert busy.notices == [Goodbye(code=ErrorCode.SHUTTING_DOWN)]
         for peer in idle:
             assert await peer.closed() == [Goodbye(code=ErrorCode.SHUTTING_DOWN)]
         status, errors = served.wait()
         assert status == 0
         assert "cutting" not in errors
         assert "Traceback" not in errors
+    done = run(*command(data)[:3], "check", "--data", str(data))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{24 + statuses.count(OK)} whole objects of ")
 
 
 async def test_grace_is_bounded(tmp_path: Path) -> None:

@@ -138,6 +138,40 @@ async def test_b38_a_writer_that_dies_after_a_fragment_leaves_the_key_free(tmp_p
             assert mine[:MIB] == page(2, MIB)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_b38_fragments_of_two_writers_interleave(tmp_path: Path, first: int) -> None:
+    """One key, two sizes, both half way in; then one comes to its end before the other."""
+    pages = [page(1, 3 * MIB), page(2, 5 * MIB)]
+    ways: list[Way] = []
+    clients: list[Client] = []
+    done = [anyio.Event(), anyio.Event()]
+
+    async def write(number: int) -> None:
+        assert (await clients[number].write(NAMESPACE, [key(1)], [pages[number]])).is_all_ok
+        done[number].set()
+
+    async with inside(tmp_path) as served, Proxy(served.endpoint) as proxy:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                clients.append(await stack.enter_async_context(client_of(proxy)))
+                await clients[-1].ping()
+                ways.append(proxy.connections[-1].to_gateway)
+            async with anyio.create_task_group() as tasks:
+                for number, way in enumerate(ways):
+                    way.stop_at = way.passed_bytes + 2 * MIB
+                    tasks.start_soon(write, number)
+                    await way.reached.wait()
+                for number in (first, 1 - first):
+                    ways[number].go.set()
+                    await done[number].wait()
+            mine = bytearray(5 * MIB)
+            result = await clients[0].read(NAMESPACE, [key(1)], [mine])
+            assert mine[: result.lengths[0]] in pages
+            assert served.store.stats().objects == 1
+            assert served.shared.arena.used_bytes == 0
+        await served.all_left()
+
+
 @pytest.mark.parametrize("is_busy", [True, False])
 async def test_b31_a_silent_network_is_left_and_the_old_socket_is_not_waited_for(
     tmp_path: Path, is_busy: bool
