@@ -12,6 +12,9 @@ from typing import TypeVar
 import attrs
 import xxhash
 
+from .protocol.workers import Place
+from .transport.endpoints import Endpoint, UnixEndpoint, parse_endpoint
+
 T = TypeVar("T")
 
 
@@ -22,6 +25,18 @@ class Part:
     worker: int
     items: Sequence[int]
     keys: tuple[bytes, ...]
+
+
+def place_endpoint(dialled: Endpoint, place: Place) -> Endpoint:
+    """Where a worker is, as one told it who was dialled there. Raises ValueError if it cannot be dialled."""
+    if not isinstance(dialled, UnixEndpoint):
+        if not place.port:
+            raise ValueError(f"a worker at the name {place.name!r}, for a client of {dialled}")
+        return attrs.evolve(dialled, port=place.port)
+    if place.port:
+        raise ValueError(f"a worker at port {place.port}, for a client of {dialled}")
+    directory, slash, _ = dialled.path.rpartition("/")
+    return parse_endpoint(f"unix://{directory}{slash}{place.name}")
 
 
 def workers_of(keys: Sequence[bytes], count: int) -> bytes:

@@ -521,6 +521,10 @@ class MemoryGateway:
         if error is not None:
             raise error
 
+    def serve_in(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Instead of `async with`: have somebody else's group run the sessions."""
+        self._tasks = tasks
+
     @property
     def largest_bytes(self) -> int:
         """The largest object that it stores."""

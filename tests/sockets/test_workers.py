@@ -7,14 +7,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
+from adp_client import BackoffConfig, Client, ClientConfig, SharedRegion
+from adp_client.placing import workers_of as workers_of_keys
 from adp_client.protocol.workers import WorkerMap, decode_worker_map
 from adp_client.testing import check_gateway_contract
 from adp_client.transport import TCPEndpoint, Transport, UnixEndpoint, connect, parse_endpoint
 from gateway.peer import Peer
 
 from .process import Gateway, gateway, running
+
+NAMESPACE = bytes(range(32))
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -102,6 +107,61 @@ async def test_a_dead_worker_comes_back_where_it_was(tmp_path):
         status, errors = served.stop()
         assert status == 0, errors
         assert "worker 1 died (signal 9): starting it again" in errors
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+async def test_one_worker_is_killed_under_load_and_the_others_go_on(tmp_path, scheme):
+    """Its keys are misses until it is back with all that it had; those of the others are always there."""
+    listen = "tcp://127.0.0.1:0" if scheme == "tcp" else f"unix://{tmp_path}/s"
+    keys = [b"key-%04d" % at for at in range(300)]
+    places = workers_of_keys(keys, 3)
+    backoff = BackoffConfig(cap_seconds=0.2)
+    async with gateway(tmp_path / "kv", "--workers", "3", listen=(listen,)) as served:
+        config = ClientConfig(endpoint=served.endpoints[0], backoff=backoff)
+        async with Client(config) as client:
+            assert (await client.wait_connected()).workers == 3
+            assert (await client.write(NAMESPACE, keys, [key * 500 for key in keys])).is_all_ok
+            region = SharedRegion.create(300 * 4000) if scheme == "unix" else None
+            memory = bytearray(300 * 4000) if region is None else region.memory
+            buffers = [
+                memoryview(memory)[at * 4000 :][:4000] if region is None else region.slice(at * 4000, 4000)
+                for at in range(300)
+            ]
+
+            async def misses() -> set[int]:
+                """The workers whose objects are not there; what is there is right."""
+                memory[:] = bytes(len(memory))
+                result = await client.read(NAMESPACE, keys, buffers)
+                for at, status in enumerate(result.statuses):
+                    assert status in (0, 1)
+                    assert status or memory[at * 4000 :][:4000] == keys[at] * 500
+                found = {places[at] for at, status in enumerate(result.statuses) if status}
+                told = await client.exist(NAMESPACE, keys)
+                assert {places[at] for at, status in enumerate(told.statuses) if status} <= {1}
+                return found
+
+            assert await misses() == set()
+            for _ in range(2):
+                os.kill(workers_of(served)[1], signal.SIGKILL)
+                seen: list[set[int]] = [set()]
+                with anyio.fail_after(30):
+                    while seen[-1] or {1} not in seen:
+                        seen.append(await misses())
+                assert {worker for missing in seen for worker in missing} == {1}
+                assert (await client.write(NAMESPACE, keys[:30], [key * 500 for key in keys[:30]])).is_all_ok
+                await client.fence()
+            if region is not None:
+                buffers.clear()
+                region.close()
+        status, errors = served.stop()
+        assert status == 0, errors
+        assert errors.count("worker 1 died (signal 9)") == 2
+    async with (
+        gateway(tmp_path / "kv", "--workers", "3", listen=(listen,)) as served,
+        Client(ClientConfig(endpoint=served.endpoints[0])) as client,
+    ):
+        await client.wait_connected()
+        assert (await client.exist(NAMESPACE, keys)).is_all_ok
 
 
 async def test_a_gateway_with_a_worker_that_stays_down_says_so_when_it_ends(tmp_path):
