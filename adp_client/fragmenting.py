@@ -43,6 +43,7 @@ from .operations import (
     GatewayChanged,
     LeasedExistOperation,
     ReadOperation,
+    Rerouted,
     SimpleOperation,
     VectorOperation,
     WriteOperation,
@@ -389,7 +390,7 @@ class Fragmenting:
         try:
             for each in _rounds(keys, manifests):
                 await self._perform(VectorOperation(Delete, namespace, each.keys), call)
-        except (LinkError, RequestError, RequestTimeout):
+        except (LinkError, RequestError, RequestTimeout, Rerouted):
             pass  # they are cold from now on
         return bytes(operation.statuses)
 

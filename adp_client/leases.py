@@ -6,7 +6,7 @@ client has nothing to do then. While the connection lives, every lease that nobo
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -81,6 +81,26 @@ class Handbacks:
             self.is_answered(request_id)
 
 
+@attrs.define(eq=False)
+class Grant:
+    """Leases that one epoch was granted. Gone when they are released, or the epoch has ended."""
+
+    epoch: "Epoch"
+    lease_ids: tuple[int, ...]
+    handback: Handback | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether nobody has given it back, and its connection is there."""
+        return self.handback is None and self.epoch.is_open
+
+    def give_back(self) -> Handback:
+        """Never waits; once is enough."""
+        if self.handback is None:
+            self.handback = self.epoch.release(self.lease_ids)
+        return self.handback
+
+
 @attrs.define(eq=False, kw_only=True)
 class Lease:
     """A promise: what the EXIST called OK is neither evicted nor deleted while `is_live`.
@@ -94,26 +114,29 @@ class Lease:
     granted_seconds: float
     #: On anyio's clock. Counted from before the question was sent; for the gateway it is a little later.
     expires_at: float
-    _epoch: "Epoch" = attrs.field(alias="epoch", repr=False)
-    _lease_ids: tuple[int, ...] = attrs.field(alias="lease_ids")
-    _handback: Handback | None = attrs.field(default=None, init=False)
+    _grants: tuple[Grant, ...] = attrs.field(alias="grants", repr=False)
 
     @property
     def is_live(self) -> bool:
-        """Whether it holds: not released, not expired, and the connection it came over is still there."""
-        return self._handback is None and self._epoch.is_open and anyio.current_time() < self.expires_at
+        """Whether it holds: not released, not expired, and the connection it came over is still there; with
+        several workers, the connections to all of them that have granted a part of it."""
+        return all(grant.is_live for grant in self._grants) and anyio.current_time() < self.expires_at
 
     async def release(self) -> None:
         """Give it back; return when the gateway has it, or the connection has ended, which ends the lease.
 
         Once is enough, more often is harmless. Never raises for the network. Cancelled: it is on its way.
         """
-        if self._handback is None:
-            self._handback = self._epoch.release(self._lease_ids)
-        if self._handback.done.is_set():
+        handbacks = self.give_back()
+        if all(handback.done.is_set() for handback in handbacks):
             await anyio.lowlevel.checkpoint()
-        else:
-            await self._handback.done.wait()
+        for handback in handbacks:
+            if not handback.done.is_set():
+                await handback.done.wait()
+
+    def give_back(self) -> list[Handback]:
+        """`release`, without waiting for the gateway."""
+        return [grant.give_back() for grant in self._grants]
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,3 +148,14 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         await self.release()
+
+    @classmethod
+    def joined(cls, leases: "Sequence[Lease]") -> "Lease | None":
+        """One lease for all of `leases`, which are its own from now on; None if there are none."""
+        if len(leases) <= 1:
+            return leases[0] if leases else None
+        return cls(
+            granted_seconds=min(lease.granted_seconds for lease in leases),
+            expires_at=min(lease.expires_at for lease in leases),
+            grants=tuple(grant for lease in leases for grant in lease._grants),
+        )

@@ -21,7 +21,7 @@ from typing_extensions import Buffer
 from .batches import cut, group_by_width, max_batch_bytes, max_batch_items
 from .fragments import Way
 from .landing import Landing
-from .leases import Lease
+from .leases import Grant, Lease
 from .pending import Frame, Pending
 from .protocol.constants import ErrorCode, Feature, Opcode
 from .protocol.errors import LocalProtocolError
@@ -53,6 +53,10 @@ _EMPTY = xxhash.xxh3_64_intdigest(b"")
 
 class GatewayChanged(Exception):
     """The gateway that is there now is not the one that an operation was planned for. Never seen by users."""
+
+
+class Rerouted(Exception):
+    """The gateway's workers are not those that a call was cut for: cut it anew. Never seen by users."""
 
 
 class Operation:
@@ -235,8 +239,9 @@ def take_lease(operations: Sequence[LeasedExistOperation]) -> Lease | None:
     return Lease(
         granted_seconds=min(pending.lease_ms for pending in granted) / 1000,
         expires_at=min(pending.sent_at + pending.lease_ms / 1000 for pending in granted),
-        epoch=epoch,
-        lease_ids=tuple(lease_id for pending in granted for lease_id in sorted(pending.lease_ids)),
+        grants=(
+            Grant(epoch, tuple(lease_id for pending in granted for lease_id in sorted(pending.lease_ids))),
+        ),
     )
 
 

@@ -19,14 +19,22 @@ from .protocol.errors import RequestTimeout
 class Call:
     """One call of a verb: its time, and how often it has been sent again. Leave it to end it."""
 
-    def __init__(self, order: "Order", deadline: float) -> None:
+    def __init__(self, order: "Order", deadline: float, *, whole: "Call | None" = None) -> None:
         self.deadline = deadline
         self.replays = 0
+        self.is_patient = False  # waits for a worker that is gone, until its deadline
         self._order = order
+        self._whole = self if whole is None else whole
 
     def hold(self) -> None:
         """From here to its end the call may ask more than once: a later fence waits for it."""
-        self._order.held.add(self)
+        self._order.held.add(self._whole)
+
+    def part(self, *, is_patient: bool = False) -> "Call":
+        """What one worker is asked of this call. It has replays of its own, and ends with the call."""
+        part = Call(self._order, self.deadline, whole=self._whole)
+        part.is_patient = is_patient
+        return part
 
     def __enter__(self) -> Self:
         return self
@@ -64,12 +72,13 @@ class Order:
         return call
 
     @asynccontextmanager
-    async def fence(self, deadline: float) -> AsyncGenerator[Call]:
+    async def fence(self, deadline: float, *, is_wide: bool = False) -> AsyncGenerator[Call]:
         """Within: every call that was made before has ended, or is a request that is under way; no call that
-        is made now begins, if there was something to wait for."""
+        is made now begins, if there was something to wait for, or if the fence is a wide one: over several
+        connections, of which each knows its own requests only."""
         call = Call(self, deadline)
         before, barriers = set(self.held), tuple(self._barriers)
-        if not before and not barriers:
+        if not before and not barriers and not is_wide:
             yield call
             return
         mine = anyio.Event()

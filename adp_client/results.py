@@ -50,7 +50,7 @@ class ReadResult(BatchResult):
 
 @attrs.frozen(kw_only=True)
 class WriteResult(BatchResult):
-    """OK: stored, and visible to every READ from now on."""
+    """OK: stored, and visible to every READ from now on. GATEWAY_FAULT: it failed, or its worker is gone."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +69,9 @@ class GatewayInfo:
 
     `features` are those that both sides have. Without FRAGMENTS, the client cuts what is too large for
     `limits.max_command_bytes`.
+
+    `workers`: of how many processes it consists. If there are several, each is a gateway for its part of the
+    objects, with a boot id of its own, and this is how the first of them introduced itself.
     """
 
     boot_id: bytes
@@ -76,3 +79,4 @@ class GatewayInfo:
     features: Feature
     limits: Limits
     epoch: int
+    workers: int = 1

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import attrs
 
+from adp_client.protocol.messages import Extension
 from adp_client.transport import Endpoint, TCPEndpoint, TLSEndpoint, UnixEndpoint
 
 BACKLOG = 1024
@@ -21,11 +22,15 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @attrs.define(eq=False)
 class Listener:
-    """A listening socket. `endpoint` is where it really is: port 0 has become a number."""
+    """A listening socket. `endpoint` is where it really is: port 0 has become a number.
+
+    `extensions` are what WELCOME says to those who come this way.
+    """
 
     endpoint: Endpoint
     sock: socket.socket
     _inode: tuple[int, int] | None = None  # of a Unix socket's file, so that only ours is ever removed
+    extensions: tuple[Extension, ...] = ()
 
     def close(self) -> None:
         """Stop listening. The file of a Unix socket goes, unless it is another's by now."""

@@ -18,7 +18,7 @@ import attrs
 
 from adp_client.protocol.connection import Connection
 from adp_client.protocol.constants import BOOT_ID_BYTES, MAGIC, ErrorCode, Role
-from adp_client.protocol.messages import Limits
+from adp_client.protocol.messages import Extension, Limits
 from adp_client.transport import SocketTransport, TLSEndpoint, TLSTransport, UnixEndpoint
 
 from .admission import Admission
@@ -119,13 +119,19 @@ class Server:
             if isinstance(listener.endpoint, UnixEndpoint):
                 peer += f"#{next(self._numbers)}"
             tls = self._config.tls if isinstance(listener.endpoint, TLSEndpoint) else None
-            tasks.start_soon(self._serve_one, sock, peer, tls)
+            tasks.start_soon(self._serve_one, sock, peer, tls, listener.extensions)
             await anyio.lowlevel.checkpoint()  # a flood of connections must not keep the others waiting
 
     def _cannot_accept(self, listener: Listener, error: OSError) -> None:
         self._complain(logging.ERROR, str(listener.endpoint), "cannot accept", error.strerror or str(error))
 
-    async def _serve_one(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
+    async def _serve_one(
+        self,
+        sock: socket.socket,
+        peer: str,
+        tls: ssl.SSLContext | None,
+        extensions: tuple[Extension, ...],
+    ) -> None:
         """One connection, as its own task: nothing that happens in it reaches another."""
         if len(self._sessions) + self._shaking_hands >= self._config.max_sessions or self._draining.is_set():
             self._turn_away(sock, peer, is_secret=tls is not None)
@@ -142,7 +148,7 @@ class Server:
                 self._shaking_hands -= 1
         if transport is None:
             return
-        session = Session(transport, self._shared, peer=peer)
+        session = Session(transport, self._shared, peer=peer, extensions=extensions)
         self._sessions.add(session)
         try:
             await session.run()

@@ -30,18 +30,23 @@ from .health import Condition, Health
 from .listeners import Listener, close_all, open_listeners
 from .metrics import GatewayCollector, Source, make_registry
 from .notify import notify
+from .roster import check_workers
 from .server import AGENT, Server
 from .store.recovery import check_place
 from .store.segments import SegmentStore
+from .workers import Assignment
 
 log = logging.getLogger(__name__)
 
 EXIT_OK = 0
+EXIT_FAILURE = 1
 EXIT_SIGNAL = 128  # plus the number of the signal
 
 
-async def serve_until_signal(config: GatewayConfig) -> int:
+async def serve_until_signal(config: GatewayConfig, assignment: Assignment | None = None) -> int:
     """Serve until SIGTERM or SIGINT has drained it, or a second one has cut it short; the exit status.
+
+    With an `assignment` as one of several workers, of which `config` is the share; until its parent is gone.
 
     Raises:
         StorageError: the data directory cannot be used.
@@ -50,12 +55,17 @@ async def serve_until_signal(config: GatewayConfig) -> int:
     ending = _Ending()
     source = Source(health=ending.health, version=AGENT.partition("/")[2], durability=config.store.durability)
     collector = GatewayCollector(source)
+    if assignment is None:
+        check_workers(config.store.directory, 1)
     is_new = _look_at_directory(config)
     listeners: list[Listener] = []
     admin_listeners: list[Listener] = []
     try:
         try:
-            listeners = await open_listeners(config.listen)
+            if assignment is None:
+                listeners = await open_listeners(config.listen)
+            else:
+                listeners = assignment.listeners()
             admin_listeners = await open_listeners(filter(None, [config.admin]))
         except OSError:
             if is_new:
@@ -64,6 +74,8 @@ async def serve_until_signal(config: GatewayConfig) -> int:
             raise
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch_signals, tasks.cancel_scope)
+            if assignment is not None:
+                tasks.start_soon(ending.with_parent, assignment, tasks.cancel_scope)
             admin = Admin(Pages(ending.health, make_registry(collector)))
             tasks.start_soon(admin.serve, admin_listeners)
             async with SegmentStore.open(config.store) as store:
@@ -133,6 +145,13 @@ class _Ending:
                 log.info("%s: draining", name, extra={"data": {"event": "draining", "signal": name}})
                 if self.server is not None:
                     self.server.drain()
+
+    async def with_parent(self, assignment: Assignment, scope: anyio.CancelScope) -> None:
+        """When a worker's parent is gone, at once."""
+        await assignment.parent_gone()
+        log.error("the gateway's first process is gone: ending", extra={"data": {"event": "orphaned"}})
+        self.status = EXIT_FAILURE
+        scope.cancel()
 
 
 def _look_at_directory(config: GatewayConfig) -> bool:

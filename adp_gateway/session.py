@@ -37,6 +37,7 @@ from adp_client.protocol.messages import (
     ErrorMessage,
     Exist,
     ExistReply,
+    Extension,
     Fence,
     Goodbye,
     GoodbyeReply,
@@ -86,12 +87,20 @@ FEATURES = Feature.LEASES | Feature.FRAGMENTS | Feature.CREDITS | Feature.END_TO
 class Session:
     """Serves one transport, which it owns."""
 
-    def __init__(self, transport: Transport, shared: Shared, *, peer: str) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        shared: Shared,
+        *,
+        peer: str,
+        extensions: tuple[Extension, ...] = (),
+    ) -> None:
         self._transport = transport
         self._local = local_transport(transport)
         self._shared = shared
         self._store = StoreView(shared.store)
         self._peer = peer
+        self._extensions = extensions
         self._connection = Connection(Role.GATEWAY)
         self._outbox = Outbox(
             max_queued_bytes=shared.max_queued_bytes, send_seconds=shared.patience.send_seconds
@@ -300,6 +309,7 @@ class Session:
             boot_id=self._shared.boot_id,
             limits=self._shared.limits,
             agent=self._shared.agent,
+            extensions=self._extensions,
         )
         self._outbox.put_prompt(self._connection.accept(welcome))
         if Feature.CREDITS in self._connection.features:

@@ -52,6 +52,7 @@ from .messages import (
     WriteItem,
     WriteRegion,
 )
+from .workers import decode_worker_map
 
 _HELLO = struct.Struct("<HHIQIHHI")  # min, max, body limit, features, payload limit, token, agent, extensions
 _WELCOME = struct.Struct("<HHIQ16sIIIIIIIIQHHI")
@@ -225,6 +226,9 @@ def _read_welcome(cursor: _Cursor) -> Welcome:
         extension_bytes,
     ) = cursor.unpack(_WELCOME)
     _zero(reserved, reserved2, reserved3)
+    agent = _text(cursor.take(agent_bytes))
+    extensions = _read_extensions(cursor, extension_bytes)
+    decode_worker_map(extensions)  # an extension that is known is as strict as everything else
     return Welcome(
         version=version,
         features=_features(features),
@@ -240,8 +244,8 @@ def _read_welcome(cursor: _Cursor) -> Welcome:
             max_inflight_bytes=inflight,
             max_lease_ms=lease,
         ),
-        agent=_text(cursor.take(agent_bytes)),
-        extensions=_read_extensions(cursor, extension_bytes),
+        agent=agent,
+        extensions=extensions,
     )
 
 

@@ -12,6 +12,10 @@ HANDSHAKE_BODY_BYTES = 65536  # section 4.1: the body limit before limits have b
 MIN_BODY_BYTES = 256  # section 4.3: what a gateway receives has room for a vector of one widest key
 MAX_TEXT_BYTES = 1024  # section 5.11: human-readable reasons are short
 CRITICAL_EXTENSION = 0x8000  # section 4.4: an unknown tag with this bit refuses the handshake
+WORKERS_EXTENSION = 0x8001  # section 4.5: the gateway has several workers, and this is who they are
+MAX_WORKERS = 256  # section 4.5
+GATEWAY_ID_BYTES = 16  # section 4.5
+MAX_PLACE_NAME_BYTES = 107  # section 4.5: no path of a Unix socket is longer
 
 
 class Role(enum.Enum):

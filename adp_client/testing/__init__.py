@@ -13,3 +13,4 @@ from .faults import Faults as Faults
 from .faults import FaultyTransport as FaultyTransport
 from .gateway import MemoryGateway as MemoryGateway
 from .gateway import Session as Session
+from .workers import MemoryWorkers as MemoryWorkers

@@ -33,6 +33,7 @@ from adp_client.protocol.messages import (
     Delete,
     Exist,
     ExistReply,
+    Extension,
     Fence,
     Goodbye,
     GoodbyeReply,
@@ -180,6 +181,7 @@ class Session:
             boot_id=gateway.boot_id,
             limits=gateway.limits,
             agent="memory-gateway",
+            extensions=gateway.extensions,
         )
         await self.transport.send([self.connection.accept(welcome)])
 
@@ -479,6 +481,7 @@ class MemoryGateway:
         self.boot_id = boot_id
         self.token = token
         self.features = features if fragments else features & ~Feature.FRAGMENTS
+        self.extensions: tuple[Extension, ...] = ()  # of WELCOME
         self.verifies = verifies
         self.frame_bytes = frame_bytes
         self.objects: dict[tuple[bytes, bytes], StoredObject] = {}
@@ -517,6 +520,10 @@ class MemoryGateway:
             self._tasks.cancel_scope.cancel()
         if error is not None:
             raise error
+
+    def serve_in(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Instead of `async with`: have somebody else's group run the sessions."""
+        self._tasks = tasks
 
     @property
     def largest_bytes(self) -> int:

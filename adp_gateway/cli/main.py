@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status, or raises SystemExit for bad usage and --help."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     function: Callable[[argparse.Namespace, OneLineParser], int] = options.function
     # Bad values are told in the name of the subcommand, as argparse does it.
     named = OneLineParser(prog=f"{parser.prog} {options.command}")

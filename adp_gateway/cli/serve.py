@@ -17,8 +17,10 @@ from adp_client.transport.trust import server_context
 from adp_gateway import logs
 from adp_gateway.config import GatewayConfig, StoreConfig
 from adp_gateway.errors import StorageError
+from adp_gateway.roster import check_shares
 from adp_gateway.serving import serve_until_signal
 from adp_gateway.tenants import Tenant, is_readable_by_all, load_tenants, read_token
+from adp_gateway.workers import Assignment, supervise
 
 from .parsing import EXIT_FAILURE, EXIT_STORE, STORE_STATUS, OneLineParser
 from .settings import (
@@ -40,7 +42,7 @@ T = TypeVar("T")
 EPILOG = f"""\
 exit status:
   0    served, and drained after SIGTERM or SIGINT
-  1    failed: a port in use, a device that broke
+  1    failed: a port in use, a device that broke; or a worker was down in the end
   2    bad usage: one line on standard error names every option that is wrong
 {STORE_STATUS}
   130  a second SIGINT cut the drain short (143: a second SIGTERM)
@@ -78,20 +80,36 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         help="TOML: options by name (max_object for --max-object); flags win",
     )
     add_options(serve)
+    # What a worker is told by its parent.
+    serve.add_argument("--worker", type=_assignment, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _assignment(text: str) -> Assignment:
+    try:
+        return Assignment.from_text(text)
+    except (ValueError, TypeError, KeyError) as exc:
+        raise argparse.ArgumentTypeError(f"not what a parent tells a worker: {exc}") from None
 
 
 def _serve(options: argparse.Namespace, parser: OneLineParser) -> int:
-    flags = {name: value for name, value in vars(options).items() if name not in ("command", "function")}
+    ours = ("command", "function", "arguments", "worker")
+    flags = {name: value for name, value in vars(options).items() if name not in ours}
+    assignment: Assignment | None = getattr(options, "worker", None)
     try:
         settings = load_settings(flags, flags.pop("config", None))
         config, secret_files = gateway_config(settings)
     except ConfigError as exc:
         parser.error("; ".join(exc.problems))
     logs.configure("json" if settings.log_format == "json" else "text")
-    for path in filter(is_readable_by_all, secret_files):
-        log.warning("every user of this machine can read the token in %s", path)
-    warn_of_open_doors(config)
+    if assignment is None:  # else the parent has said it
+        for path in filter(is_readable_by_all, secret_files):
+            log.warning("every user of this machine can read the token in %s", path)
+        warn_of_open_doors(config)
     try:
+        if assignment is not None:
+            return anyio.run(serve_until_signal, assignment.config(config), assignment)
+        if settings.workers > 1:
+            return anyio.run(supervise, config, settings.workers, options.arguments)
         return anyio.run(serve_until_signal, config)
     except* (OSError, StorageError) as group:
         # Alone or in a group: the first is the reason, the rest its consequences.
@@ -169,6 +187,9 @@ def gateway_config(settings: ServeSettings) -> tuple[GatewayConfig, tuple[Path, 
         problems.append(
             f"argument --admin: everybody who reaches {admin} could read it: say --insecure-admin if they may"
         )
+    if config is not None and settings.workers > 1:
+        whole = config
+        tried("workers", lambda: check_shares(whole, settings.workers), None)
     if config is None or problems:
         raise ConfigError(tuple(problems))
     return config, files

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from adp_client.protocol.constants import MAX_WORKERS
 from adp_client.protocol.errors import ConfigError
 from adp_client.structuring import structure
 from adp_client.transport import TLSEndpoint, parse_endpoint
@@ -85,6 +86,11 @@ def listen_texts(value: Any) -> list[str]:
 def _admin(_instance: object, _attribute: object, value: str | None) -> None:
     if value is not None:
         admin_endpoint(value)
+
+
+def _workers(_instance: object, _attribute: object, value: int) -> None:
+    if not 1 <= value <= MAX_WORKERS:
+        raise ValueError(f"must be between 1 and {MAX_WORKERS}: {value}")
 
 
 def _one_of(*choices: str) -> Validator:
@@ -174,6 +180,12 @@ class ServeSettings:
     )
     incoming_memory: Any = _size(
         "512MiB", "memory for objects on their way in", GatewayConfig, "incoming_bytes"
+    )
+    workers: int = _option(
+        1,
+        "processes, each of which keeps a part of the objects; fixed when DIR is made",
+        "N",
+        _workers,
     )
     max_connections: int = _option(1024, "at a time", "N", _like(GatewayConfig, "max_sessions"))
     grace: float = _option(10.0, "for clients to leave", "SECONDS", _like(GatewayConfig, "grace_seconds"))

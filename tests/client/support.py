@@ -9,6 +9,7 @@ import anyio
 import attrs
 
 from adp_client import BackoffConfig, Client, ClientConfig, Timeouts
+from adp_client.link import Link
 from adp_client.protocol.messages import Read
 from adp_client.testing import MemoryGateway
 
@@ -44,7 +45,12 @@ async def connected(
 
 def leftovers(client: Client) -> list[str]:
     """What the current epoch still holds although nobody should be waiting."""
-    epoch = client._link.epoch if client._link is not None else None
+    return leftovers_of(client._link)
+
+
+def leftovers_of(link: Link | None) -> list[str]:
+    """The same for one link of several."""
+    epoch = link.epoch if link is not None else None
     if epoch is None:
         return []
     held = [f"queued: {p.operation.verb.name}" for p in (*epoch._first, *epoch._later)]

@@ -39,6 +39,7 @@ from adp_client.protocol.messages import (
     Write,
     WriteRegion,
 )
+from adp_client.protocol.workers import Place, WorkerMap, encode_worker_map
 from adp_client.testing import MemoryGateway, Session
 from adp_client.testing.conformance.frames import frame
 from adp_client.testing.gateway import StoredObject
@@ -231,6 +232,43 @@ class NoExtensions(Session):
         if event.hello.extensions:
             raise RemoteProtocolError("what is this?", ErrorCode.UNSUPPORTED_VERSION)
         await super().greet(event)
+
+
+PLACES = (Place(port=7172), Place(port=7173), Place(port=7174))
+
+
+class Wavering(Session):
+    """A worker that says something else on every other connection."""
+
+    first = WorkerMap(gateway_id=bytes(16), places=PLACES, worker=1)
+    then: WorkerMap | None = None
+
+    async def greet(self, event: HelloReceived) -> None:
+        told = self.then if len(self.gateway.sessions) % 2 == 0 else self.first
+        self.gateway.extensions = () if told is None else (encode_worker_map(told),)
+        await super().greet(event)
+
+
+class ForgetsOthers(Wavering):
+    """Has been alone all the time."""
+
+
+class AnotherGateway(Wavering):
+    """Draws its id each time."""
+
+    then = WorkerMap(gateway_id=b"\1" * 16, places=PLACES, worker=1)
+
+
+class OthersMove(Wavering):
+    """Sends clients elsewhere."""
+
+    then = WorkerMap(gateway_id=bytes(16), places=PLACES[::-1], worker=1)
+
+
+class AnotherWorker(Wavering):
+    """Is somebody else."""
+
+    then = WorkerMap(gateway_id=bytes(16), places=PLACES, worker=2)
 
 
 class AnyToken(Session):
@@ -1164,6 +1202,9 @@ MUTANTS: Mapping[str, Sequence[Make]] = {
     "4.4-features": [with_session(greeting(features=Feature.FRAGMENTS))],
     "4.4-unknown-features": [with_session(greeting(features=Feature.FRAGMENTS))],
     "4.4-extension-skipped": [with_session(NoExtensions)],
+    "4.5-workers": [
+        with_session(each) for each in (ForgetsOthers, AnotherGateway, OthersMove, AnotherWorker)
+    ],
     "10-full": [with_session(greeting(features=Feature.LEASES | Feature.CREDITS))],
     "5.1-narrow-and-wide-keys": [
         folding(lambda namespace, key: (namespace, key[:0] if len(key) > 64 else key))

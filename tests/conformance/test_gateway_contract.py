@@ -10,6 +10,7 @@ import pytest
 
 from adp_client.protocol.constants import Feature
 from adp_client.protocol.messages import Limits
+from adp_client.protocol.workers import Place, WorkerMap, encode_worker_map
 from adp_client.testing import MemoryGateway, Session, check_gateway_contract
 from adp_client.testing.conformance import GATEWAY_CLAUSES, Level, NoGateway, Report, Verdict
 from adp_client.transport import Transport, UnixEndpoint, connect
@@ -113,6 +114,15 @@ async def test_the_gateway_in_memory_keeps_it(settings: dict[str, object]) -> No
     assert gateway.violations != []
 
 
+async def test_one_of_several_workers_keeps_it() -> None:
+    gateway = MemoryGateway(token=TOKEN)
+    told = WorkerMap(gateway_id=bytes(16), places=(Place(port=7172), Place(port=7173)), worker=1)
+    gateway.extensions = (encode_worker_map(told),)
+    report = await check(gateway, seconds=PATIENT)
+    assert report.is_kept, report
+    assert "4.5-workers" not in skipped(report)
+
+
 @asynccontextmanager
 async def serving(tmp_path: Path, store: ObjectStore, token: bytes | None) -> AsyncIterator[UnixEndpoint]:
     endpoint = UnixEndpoint(path=str(tmp_path / "s"))
@@ -148,7 +158,9 @@ async def test_the_real_gateway_keeps_it(tmp_path: Path, store, token: bytes | N
 
         report = await check_gateway_contract(dial, token=token, level=Level.FULL, seconds=PATIENT)
         assert report.is_kept, str(report)
-        assert skipped(report) == {"4.4-no-fragments"} | ({"8-token"} if token is None else set())
+        assert skipped(report) == {"4.4-no-fragments", "4.5-workers"} | (
+            {"8-token"} if token is None else set()
+        )
         assert objects.stats().objects == 0
         assert objects.stats().leases == 0
 

@@ -8,15 +8,22 @@ import pytest
 import xxhash
 
 from adp_client.fragments import MANIFEST_BYTES, MANIFEST_MAGIC, MAX_FRAGMENTS, Manifest, UnsoundManifest
+from adp_client.placing import workers_of
 from adp_client.protocol import Connection, ErrorCode, Opcode, Role
 from adp_client.protocol.codec import LAYOUT_BYTES, decode_body, encode_body
-from adp_client.protocol.constants import HEADER_BYTES, Flag
+from adp_client.protocol.constants import (
+    HEADER_BYTES,
+    MAX_PLACE_NAME_BYTES,
+    MAX_WORKERS,
+    WORKERS_EXTENSION,
+    Flag,
+)
 from adp_client.protocol.errors import RemoteProtocolError
 from adp_client.protocol.frames import decode_header
 from adp_client.protocol.messages import Hello, Welcome, payload_lengths
 from adp_client.protocol.state import TRANSITIONS, State, Step
 from protocol.wire import pair, receive
-from spec.vectors import VECTORS, Vector, Violation, generate, load_manifests
+from spec.vectors import VECTORS, Vector, Violation, generate, load_manifests, load_workers
 
 SPEC = (VECTORS.parent / "adp-1.md").read_text()
 
@@ -114,6 +121,14 @@ def test_manifests() -> None:
     assert MANIFEST_MAGIC.hex(" ") in SPEC
     assert f"at most {MAX_FRAGMENTS:,}" in SPEC
     assert f"An object of exactly {MANIFEST_BYTES} bytes" in SPEC
+
+
+def test_workers() -> None:
+    for each in load_workers():
+        assert list(workers_of([each.key], each.workers)) == [each.worker]
+    assert f"{MAX_WORKERS} workers" in SPEC
+    assert f"1 to {MAX_PLACE_NAME_BYTES} bytes" in SPEC
+    assert f"tag {WORKERS_EXTENSION:#x}" in SPEC
 
 
 def test_valid_frames_survive_a_connection_byte_by_byte(valid: dict[str, Vector]) -> None:

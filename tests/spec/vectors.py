@@ -17,7 +17,7 @@ import xxhash
 from adp_client.fragments import MANIFEST_MAGIC, Manifest, checksum_of, cut_pieces, digest_of
 from adp_client.protocol import ErrorCode, Feature, Opcode, Role, messages
 from adp_client.protocol.codec import OPCODES, encode_body
-from adp_client.protocol.constants import Flag
+from adp_client.protocol.constants import WORKERS_EXTENSION, Flag
 from adp_client.protocol.frames import FrameHeader, encode_header
 from adp_client.protocol.messages import (
     Check,
@@ -53,6 +53,7 @@ from adp_client.protocol.messages import (
     WriteRegion,
     payload_lengths,
 )
+from adp_client.protocol.workers import Place, WorkerMap, encode_worker_map
 
 VECTORS = Path(__file__).parents[2] / "docs" / "spec" / "vectors"
 
@@ -129,6 +130,15 @@ class ManifestVector:
 
 
 @attrs.frozen(kw_only=True)
+class WorkerVector:
+    """Which worker keeps the objects under `key` (section 4.5)."""
+
+    key: bytes
+    workers: int
+    worker: int
+
+
+@attrs.frozen(kw_only=True)
 class ManifestViolation:
     """64 bytes that are CORRUPT, or an object like any other (OK)."""
 
@@ -149,6 +159,16 @@ def frame_bytes(message: Message, *, request_id: int, is_reply: bool, more: bool
         body_crc=zlib.crc32(body),
     )
     return encode_header(header) + body
+
+
+_WORKER_MAPS = {
+    "welcome-workers-by-port": WorkerMap(
+        gateway_id=bytes(range(16, 32)), places=(Place(port=7172), Place(port=7173), Place(port=80)), worker=2
+    ),
+    "welcome-workers-by-name": WorkerMap(
+        gateway_id=bytes(range(16, 32)), places=(Place(name="kv.sock.0"), Place(name="kv.sock.1")), worker=0
+    ),
+}
 
 
 def _valid() -> list[Vector]:
@@ -202,6 +222,9 @@ def _valid() -> list[Vector]:
         0,
         answers=Opcode.HELLO,
     )
+    for name, told in _WORKER_MAPS.items():
+        welcome = Welcome(boot_id=BOOT, agent="gateway/1", extensions=(encode_worker_map(told),))
+        add(name, welcome, 0, answers=Opcode.HELLO)
     add("exist", Exist(namespace=NAMESPACE, keys=KEYS))
     add("exist-lease", Exist(namespace=NAMESPACE, keys=KEYS, lease_ms=2500))
     add("exist-one-byte-key", Exist(namespace=NAMESPACE, keys=(b"k",)))
@@ -449,7 +472,47 @@ def _invalid(valid: dict[str, Vector]) -> list[Violation]:
         role=Role.CLIENT,
         after=["hello-plain"],
     )
+    head = bytes(16)
+    port, other = b"\1\0\0\0", b"\2\0\0\0"
+    for name, data in {
+        "workers-none": head + bytes(8),
+        "workers-one": head + b"\1\0\0\0\0\0\0\0" + port,
+        "workers-257": head
+        + b"\1\1\0\0\0\0\0\0"
+        + b"".join(struct.pack("<HH", at, 0) for at in range(1, 258)),
+        "workers-no-such-worker": head + b"\2\0\2\0\0\0\0\0" + port + other,
+        "workers-reserved-set": head + b"\2\0\0\0\1\0\0\0" + port + other,
+        "workers-cut-short": head + b"\2\0\0\0\0\0\0\0" + port + other[:-1],
+        "workers-trailing-byte": head + b"\2\0\0\0\0\0\0\0" + port + other + b"\0",
+        "workers-no-place": head + b"\2\0\0\0\0\0\0\0" + port + bytes(4),
+        "workers-port-and-name": head + b"\2\0\0\0\0\0\0\0" + port + b"\2\0\1\0k",
+        "workers-two-in-one-place": head + b"\2\0\0\0\0\0\0\0" + port + port,
+        "workers-name-cut-short": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\2\0k",
+        "workers-name-of-108-bytes": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\x6c\0" + b"k" * 108,
+        "workers-name-leads-elsewhere": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\3\0../",
+        "workers-name-is-a-directory": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\2\0..",
+        "workers-name-with-a-zero": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\2\0k\0",
+        "workers-name-is-no-text": head + b"\2\0\0\0\0\0\0\0" + port + b"\0\0\1\0\xff",
+        "workers-head-cut-short": head,
+    }.items():
+        _add_workers(made, name, Extension(tag=WORKERS_EXTENSION, data=data))
+    _add_workers(made, "workers-twice", *[encode_worker_map(each) for each in _WORKER_MAPS.values()])
     return made
+
+
+def _add_workers(made: list[Violation], name: str, *extensions: Extension) -> None:
+    welcome = Welcome(boot_id=BOOT, extensions=extensions)
+    frame = frame_bytes(welcome, request_id=0, is_reply=True, more=False, opcode=Opcode.HELLO)
+    role, after = Role.CLIENT.value, ["hello-plain"]
+    made.append(Violation(name=name, role=role, after=after, frame=frame, code=ErrorCode.MALFORMED.name))
+
+
+def _workers() -> list[WorkerVector]:
+    return [
+        WorkerVector(key=key, workers=count, worker=xxhash.xxh3_64_intdigest(key) % count)
+        for key in (*KEYS, b"k", b"\0", bytes(128))
+        for count in (2, 3, 8, 256)
+    ]
 
 
 def _manifests() -> list[ManifestVector]:
@@ -520,6 +583,7 @@ def generate() -> dict[str, str]:
             "invalid.json": _invalid({vector.name: vector for vector in valid}),
             "manifests.json": _manifests(),
             "no-manifests.json": _manifest_violations(),
+            "workers.json": _workers(),
         }
     )
 
@@ -537,6 +601,10 @@ def load_manifests() -> tuple[list[ManifestVector], list[ManifestViolation]]:
         converter.structure(manifests, list[ManifestVector]),
         converter.structure(others, list[ManifestViolation]),
     )
+
+
+def load_workers() -> list[WorkerVector]:
+    return converter.structure(json.loads((VECTORS / "workers.json").read_text()), list[WorkerVector])
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from adp_client import Client, ClientConfig
 from adp_client.errors import LinkError
 from adp_client.protocol.messages import Limits
-from adp_client.testing import MemoryGateway
+from adp_client.testing import MemoryGateway, MemoryWorkers
 from client.real import RealGateway
-from client.support import ENDPOINT, NAMESPACE, PATIENT, QUICK, cancel_at, leftovers
+from client.support import ENDPOINT, NAMESPACE, PATIENT, QUICK, cancel_at, leftovers, leftovers_of
 from gateway.objects import payload
 
 CLIENTS = 3
@@ -239,6 +239,36 @@ class RealMachine(ClientsMachine):
         await self.gateway.restart(is_killed=is_killed)
 
 
+class WorkersMachine(ClientsMachine):
+    """A gateway of three workers, between which every call over several keys is shared."""
+
+    def make_gateway(self) -> MemoryWorkers:
+        return MemoryWorkers(3, limits=LIMITS, frame_bytes=3000)
+
+    async def come_back(self, is_killed: bool) -> None:
+        self.gateway.restart()
+
+    @invariant()
+    def nothing_is_left(self) -> None:
+        if hasattr(self, "clients"):
+            links = [lane.link for client in self.clients for lane in client._router.lanes]
+            assert [leftovers_of(link) for link in links] == [[]] * len(links)
+
+    @precondition(lambda self: self.boots > 1)
+    @rule(who=clients)
+    def the_boot_is_known(self, who: int) -> None:
+        async def boots() -> list[bytes]:
+            await self.clients[who].ping()
+            await self.clients[who].wait_connected()
+            return [lane.link.gateway.boot_id for lane in self.clients[who]._router.lanes]
+
+        assert self.portal.call(boots) == [worker.boot_id for worker in self.gateway.workers]
+
+
+class TrioWorkersMachine(WorkersMachine):
+    backend = "trio"
+
+
 class TrioClientsMachine(ClientsMachine):
     backend = "trio"
 
@@ -259,6 +289,16 @@ class TestClientsOnAsyncio(ClientsMachine.TestCase):
 
 @pytest.mark.timeout(240)
 class TestClientsOnTrio(TrioClientsMachine.TestCase):
+    settings = SETTINGS
+
+
+@pytest.mark.timeout(240)
+class TestWorkersOnAsyncio(WorkersMachine.TestCase):
+    settings = SETTINGS
+
+
+@pytest.mark.timeout(240)
+class TestWorkersOnTrio(TrioWorkersMachine.TestCase):
     settings = SETTINGS
 
 

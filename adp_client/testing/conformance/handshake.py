@@ -12,6 +12,7 @@ from adp_client.protocol.constants import (
     Feature,
     Opcode,
 )
+from adp_client.protocol.workers import decode_worker_map
 
 from .clause import Broken, Chapter, Level, expect
 from .frames import extension, frame, hello_body, ping_frame, vector
@@ -194,6 +195,23 @@ async def extension_malformed(trial: Trial) -> None:
     """An extension that is longer than the room for it is MALFORMED."""
     cases = {"500 bytes, of which 5 are there": _hello(trial, extensions=extension(7, b"short", length=500))}
     await trial.expect_violations(cases, ErrorCode.MALFORMED, is_greeted=False)
+
+
+@HANDSHAKE.clause("4.5-workers")
+async def workers(trial: Trial) -> None:
+    """A worker of a gateway tells every client the same of itself and of the others."""
+    told = decode_worker_map(trial.welcome.extensions)
+    trial.need(told is not None, "the gateway is not one of several workers")
+    for _ in range(2):
+        peer = await trial.connect()
+        assert peer.welcome is not None
+        again = decode_worker_map(peer.welcome.extensions)
+        if again is None:
+            raise Broken("WELCOME on another connection: expected the extension WORKERS, got none")
+        assert told is not None
+        expect("the gateway id on another connection", told.gateway_id.hex(), again.gateway_id.hex())
+        expect("the places of workers on another connection", told.places, again.places)
+        expect("who answers at the place of a worker", told.worker, again.worker)
 
 
 @HANDSHAKE.clause("4.4-lease-not-agreed")
