@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from adp_gateway.device.file import FileDeviceFile
+from adp_gateway.device.plain import PlainFile
 from adp_gateway.errors import DeviceFault, DeviceFull
 from adp_gateway.store.base import Status
 from adp_gateway.store.segments import SegmentStore
@@ -57,14 +57,14 @@ def test_it_fails_until_it_does_the_same_again_or_long_enough_ago() -> None:
 
 @pytest.mark.anyio
 async def test_a_store_whose_device_fails_says_so_until_it_works_again(tmp_path, monkeypatch) -> None:
-    def broken(*_: object) -> int:
+    def broken(*_: object, **_options: object) -> int:
         raise DeviceFault("read: Input/output error")
 
-    async with SegmentStore.open(config(tmp_path)) as store:
+    async with SegmentStore.open(config(tmp_path, io="buffered")) as store:
         await put_all(store, {key(n): payload(n, 5000) for n in range(30)})
         assert store.trouble is None
         with monkeypatch.context() as patch:
-            patch.setattr(FileDeviceFile, "read_into", broken)
+            patch.setattr(PlainFile, "read_into", broken)
             for n in range(20):
                 assert await read(store, key(n)) == Status.GATEWAY_FAULT
         stats = store.stats()
@@ -73,7 +73,7 @@ async def test_a_store_whose_device_fails_says_so_until_it_works_again(tmp_path,
         assert await read(store, key(25)) == payload(25, 5000)
         assert store.trouble is None
         with monkeypatch.context() as patch:
-            patch.setattr(FileDeviceFile, "write", broken)
+            patch.setattr(PlainFile, "write_extents", broken)
             assert await put(store, key(40), b"x") == Status.GATEWAY_FAULT
         assert store.trouble == "the device cannot write"
         while await put(store, key(40), b"x") != Status.OK:
