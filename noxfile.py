@@ -165,7 +165,10 @@ def coverage(session: nox.Session) -> None:
     # The layers that judge what is pure, without those that serve, wait and kill.
     tests = [
         *("tests/protocol", "tests/spec", "tests/fuzz/test_corpus.py", "tests/stateful", "tests/engines"),
-        *(f"tests/client/test_{name}.py" for name in ("fragments", "landing", "settings", "verbs")),
+        *(
+            f"tests/client/test_{name}.py"
+            for name in ("fragments", "landing", "placing", "settings", "verbs")
+        ),
         *("tests/conformance/test_stores.py", "tests/conformance/test_quotas.py"),
         *sorted(str(path) for path in Path("tests/gateway").glob("test_*.py") if path.stem not in SERVING),
     ]

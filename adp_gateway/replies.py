@@ -66,7 +66,7 @@ def read_frames(
 def _cut_frames(
     failed: Sequence[ReadItem], found: Found, max_payload_bytes: int, max_items: int
 ) -> Iterator[list[ReadItem]]:
-    """Any items at all, one by one."""
+    """Any items, at least one, each by itself."""
     frame: list[ReadItem] = []
     room_bytes = max_payload_bytes
     for item in failed:
@@ -98,8 +98,7 @@ def _cut_frames(
             room_bytes -= length
             if offset == object_bytes:
                 break
-    if frame:
-        yield frame
+    yield frame
 
 
 def status_replies(statuses: bytes, *, max_body_bytes: int) -> list[StatusReply]:

@@ -1,10 +1,13 @@
 """Which worker keeps what, and vectors cut and put together again."""
 
+import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adp_client.placing import merge_statuses, part_vector, pick, workers_of
+from adp_client.placing import merge_statuses, part_vector, pick, place_endpoint, workers_of
+from adp_client.protocol.workers import Place
+from adp_client.transport import parse_endpoint
 
 vectors = st.lists(st.binary(min_size=1, max_size=128), max_size=40).map(tuple)
 counts = st.integers(2, 256)
@@ -42,3 +45,23 @@ def test_the_keys_of_an_engine_spread_evenly():
         places = workers_of(keys, count)
         for worker in range(count):
             assert abs(places.count(worker) - 10_000 / count) < 5 * (10_000 / count) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("dialled", "place", "endpoint"),
+    [
+        ("tcp://gateway:7171", Place(port=7), "tcp://gateway:7"),
+        ("tls://[::1]:7171", Place(port=65535), "tls://[::1]:65535"),
+        ("unix:///run/adp/kv.sock", Place(name="kv.sock.1"), "unix:///run/adp/kv.sock.1"),
+        ("unix:///kv.sock", Place(name="other"), "unix:///other"),
+        ("tcp://gateway:7171", Place(name="kv"), None),
+        ("unix:///kv.sock", Place(port=1), None),
+        ("unix:///" + "d" * 60 + "/kv.sock", Place(name="k" * 60), None),
+    ],
+)
+def test_places_are_where_the_client_dialled(dialled, place, endpoint):
+    if endpoint is None:
+        with pytest.raises(ValueError, match=r"worker at|at most"):
+            place_endpoint(parse_endpoint(dialled), place)
+    else:
+        assert str(place_endpoint(parse_endpoint(dialled), place)) == endpoint

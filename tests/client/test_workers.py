@@ -19,13 +19,11 @@ from adp_client.errors import (
     Overloaded,
 )
 from adp_client.link import FIRST_GRACE_SECONDS, GRACE_SECONDS
-from adp_client.placing import place_endpoint, workers_of
+from adp_client.placing import workers_of
 from adp_client.protocol.constants import Feature
 from adp_client.protocol.events import HelloReceived
 from adp_client.protocol.messages import Delete, Exist, ExistReply, Fence, Limits, Read, StatusReply, Write
-from adp_client.protocol.workers import Place
 from adp_client.testing import MemoryWorkers, Session
-from adp_client.transport import parse_endpoint
 from client.support import ENDPOINT, NAMESPACE, PATIENT, QUICK, Interrupted, cancel_at, leftovers_of, pattern
 from client.verbs import ABSENT, COUNT, KEYS, SIZE, VERBS, Call, delete
 from gateway.waiting import until
@@ -575,26 +573,6 @@ async def test_places_that_cannot_be_dialled_refuse_the_handshake():
             with pytest.raises(ConnectFailed, match="a worker at port 7172"):
                 await client.wait_connected()
         assert gateway.workers[0].sessions[0].notices[0].code is ErrorCode.MALFORMED
-
-
-@pytest.mark.parametrize(
-    ("dialled", "place", "endpoint"),
-    [
-        ("tcp://gateway:7171", Place(port=7), "tcp://gateway:7"),
-        ("tls://[::1]:7171", Place(port=65535), "tls://[::1]:65535"),
-        ("unix:///run/adp/kv.sock", Place(name="kv.sock.1"), "unix:///run/adp/kv.sock.1"),
-        ("unix:///kv.sock", Place(name="other"), "unix:///other"),
-        ("tcp://gateway:7171", Place(name="kv"), None),
-        ("unix:///kv.sock", Place(port=1), None),
-        ("unix:///" + "d" * 60 + "/kv.sock", Place(name="k" * 60), None),
-    ],
-)
-def test_places_are_where_the_client_dialled(dialled, place, endpoint):
-    if endpoint is None:
-        with pytest.raises(ValueError, match=r"worker at|at most"):
-            place_endpoint(parse_endpoint(dialled), place)
-    else:
-        assert str(place_endpoint(parse_endpoint(dialled), place)) == endpoint
 
 
 # ---------------------------------------------------------------- cancellation

@@ -12,7 +12,7 @@ from adp_gateway.device.memory import MemoryDevice
 from adp_gateway.store.catalog import Catalog
 from adp_gateway.store.files import create_files
 from adp_gateway.store.format import MAX_SEGMENT_ID, RECORD_BYTES, UNIT_BYTES
-from adp_gateway.store.index import Entry, Index
+from adp_gateway.store.index import FEW, Entry, Index
 from adp_gateway.store.leases import LeaseLedger
 from adp_gateway.store.quotas import Account
 from adp_gateway.store.reclaim import Survivor, choose_victim, survivors
@@ -362,6 +362,16 @@ def test_what_was_lost_is_void_once_its_key_is_written_or_deleted(catalog):
     assert catalog.drop(NAMESPACE, key(1)) is None
     assert kills(catalog) == [(1, 0), (1, UNIT_BYTES)]
     assert set(catalog.lost) == {(NAMESPACE, key(2)), (NAMESPACE, key(3))}
+
+
+def test_what_was_lost_is_void_also_when_its_key_is_one_of_a_batch(catalog):
+    catalog.lose(NAMESPACE, key(5), only=commit(catalog, 1, key(5)))
+    names = [key(n) for n in range(2 * FEW)]
+    entries = [Entry(2, n * UNIT_BYTES, 100, 0, catalog.take_sequence()) for n in range(2 * FEW)]
+    catalog.commit_many(NAMESPACE, names, entries)
+    assert kills(catalog) == [(1, 0)]
+    assert not catalog.lost
+    assert catalog.index.get(NAMESPACE, key(5)) == entries[5]
 
 
 def test_what_was_lost_goes_with_its_segment(catalog):
