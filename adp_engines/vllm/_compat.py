@@ -62,6 +62,20 @@ def make_block_hashes_stable(algorithm: str) -> None:
     os.environ.setdefault("PYTHONHASHSEED", "0")
 
 
+def let_attention_use_tiles() -> None:
+    """Ask the system for AMX tiles where the processor has them; does nothing elsewhere, or a second time.
+
+    vLLM's CPU attention uses them with bfloat16, and leaves the asking to the first large product of another
+    library. The first step of an engine whose prompt was restored has no such product, and the engine died of
+    an illegal instruction (0.28.0 and 0.29.0).
+    """
+    import torch
+
+    ask = getattr(torch.cpu, "_init_amx", None)
+    if ask is not None:
+        ask()
+
+
 def block_hash_seed_digest() -> str:
     """A digest of the value that all block hash chains start from. Only valid once the engine has started."""
     from vllm.v1.core import kv_cache_utils

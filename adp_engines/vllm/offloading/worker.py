@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import (
 from adp_engines.copies import copies_for
 from adp_engines.staging import Region, slot_bytes_for
 from adp_engines.transfers import Pages, Transfers
+from adp_engines.vllm._compat import let_attention_use_tiles
 
 from .spec import LoadSource, StoreTarget
 
@@ -41,6 +42,8 @@ class ADPOffloadingWorker(OffloadingWorker):
     """See the module. Called by vLLM from the worker's main thread."""
 
     def __init__(self, spec: "ADPOffloadingSpec", kv_caches: CanonicalKVCaches) -> None:
+        if any(canonical.tensor.device.type == "cpu" for canonical in kv_caches.tensors):
+            let_attention_use_tiles()
         self.geometry = spec.geometry(kv_caches)
         self._shard = _SHARD.pack(spec.shard)
         self._failed_loads: set[int] = set()
