@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from adp_engines.copies import copies_for
 from adp_engines.staging import Region, slot_bytes_for
 from adp_engines.transfers import Pages, Transfers
-from adp_engines.vllm._compat import let_attention_use_tiles
+from adp_engines.vllm import _compat
 
 from .spec import LoadSource, StoreTarget
 
@@ -43,7 +43,7 @@ class ADPOffloadingWorker(OffloadingWorker):
 
     def __init__(self, spec: "ADPOffloadingSpec", kv_caches: CanonicalKVCaches) -> None:
         if any(canonical.tensor.device.type == "cpu" for canonical in kv_caches.tensors):
-            let_attention_use_tiles()
+            _compat.let_attention_use_tiles()
         self.geometry = spec.geometry(kv_caches)
         self._shard = _SHARD.pack(spec.shard)
         self._failed_loads: set[int] = set()
