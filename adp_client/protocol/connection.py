@@ -447,6 +447,8 @@ class Connection:
         return NoticeReceived(notice=notice)
 
     def _receive_request(self, number: int, message: Request, opcode: Opcode, is_final: bool) -> Event:
+        if isinstance(message, Goodbye) and self.role is Role.CLIENT:
+            raise LocalProtocolError("a gateway's GOODBYE is a notice, with request id 0")
         self._machine.take(Step.RECEIVE_GOODBYE if isinstance(message, Goodbye) else Step.RECEIVE_REQUEST)
         is_new = number > self._last_id
         self._ask(number, message, opcode, is_final, is_new=is_new)

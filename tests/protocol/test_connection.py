@@ -607,6 +607,7 @@ def test_requests_that_do_not_fit(frames: list[tuple[Request, bool]], words: str
         (Hello(), Opcode.HELLO, 0, Flag.MORE, Role.GATEWAY),
         (ErrorMessage(code=ErrorCode.MALFORMED), Opcode.ERROR, 1, Flag.NONE, Role.CLIENT),
         (Goodbye(), Opcode.GOODBYE, 0, Flag.MORE, Role.CLIENT),
+        (Goodbye(), Opcode.GOODBYE, 1, Flag.NONE, Role.CLIENT),
         (Goodbye(), Opcode.GOODBYE, 0, Flag.NONE, Role.GATEWAY),
         (Ping(), Opcode.PING, 1, Flag.NONE, Role.CLIENT),
         (Ping(), Opcode.PING, 0, Flag.NONE, Role.GATEWAY),
