@@ -13,9 +13,7 @@ It keeps the gateway contract of `adp_client.testing.conformance`.
 import contextlib
 import hmac
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Self
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import anyio
 import anyio.abc
@@ -62,6 +60,7 @@ from adp_client.transport.endpoints import Endpoint
 from adp_client.transport.memory import memory_pair
 
 from .leases import Claim, LeaseBook
+from .life import Served
 from .regions import MemoryRegions, StoredObject
 
 Script = Callable[["Session", RequestReceived], Awaitable[bool]]
@@ -454,7 +453,7 @@ class Session:
         return self.gateway.verifies and Feature.END_TO_END not in self.connection.features
 
 
-class MemoryGateway:
+class MemoryGateway(Served):
     """Objects by (namespace, key), and the sessions that were dialled. See the module.
 
     Without `fragments` it says that it does not cut, and stores nothing above `max_command_bytes`.
@@ -500,26 +499,6 @@ class MemoryGateway:
         self.leases = LeaseBook()
         self._reads: Counter[tuple[bytes, bytes]] = Counter()
         self._read_ended = anyio.Event()
-
-    async def __aenter__(self) -> Self:
-        self._life = self._live()
-        await self._life.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> bool | None:
-        return await self._life.__aexit__(*exc_info)  # type: ignore[arg-type]
-
-    @asynccontextmanager
-    async def _live(self) -> AsyncGenerator[None]:
-        error: Exception | None = None
-        async with anyio.create_task_group() as self._tasks:
-            try:
-                yield
-            except Exception as exc:
-                error = exc
-            self._tasks.cancel_scope.cancel()
-        if error is not None:
-            raise error
 
     def serve_in(self, tasks: anyio.abc.TaskGroup) -> None:
         """Instead of `async with`: have somebody else's group run the sessions."""

@@ -9,9 +9,8 @@ same endpoint.
 """
 
 import itertools
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -23,10 +22,11 @@ from adp_client.transport.base import Transport
 from adp_client.transport.endpoints import Endpoint, TCPEndpoint
 
 from .gateway import MemoryGateway
+from .life import Served
 from .regions import StoredObject
 
 
-class MemoryWorkers:
+class MemoryWorkers(Served):
     """See the module. `settings` are those of MemoryGateway, for each worker."""
 
     def __init__(
@@ -62,27 +62,11 @@ class MemoryWorkers:
                 gateway.serve_in(self._tasks)
             self.workers.append(gateway)
 
-    async def __aenter__(self) -> Self:
-        self._life = self._live()
-        await self._life.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> bool | None:
-        return await self._life.__aexit__(*exc_info)  # type: ignore[arg-type]
-
-    @asynccontextmanager
-    async def _live(self) -> AsyncGenerator[None]:
-        error: Exception | None = None
-        async with anyio.create_task_group() as self._tasks:
-            for worker in self.workers:
-                worker.serve_in(self._tasks)
-            try:
-                yield
-            except Exception as exc:
-                error = exc
-            self._tasks.cancel_scope.cancel()
-        if error is not None:
-            raise error
+    def serve_in(self, tasks: anyio.abc.TaskGroup) -> None:
+        """See Served."""
+        self._tasks = tasks
+        for worker in self.workers:
+            worker.serve_in(tasks)
 
     async def dial(self, endpoint: Endpoint) -> Transport:
         """A Dialer for `Client`: the worker at that port, or at `port` itself any that is not down."""
