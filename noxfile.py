@@ -87,8 +87,12 @@ TEST_TOOLS = dev(
 
 
 def wheel(session: nox.Session, python: str = "python") -> str:
-    """Build the wheel and return its path: what users install is what is tested."""
-    out = Path(session.create_tmp()) / "wheel"
+    """Build the wheel and return its path: what users install is what is tested.
+
+    Not in `session.create_tmp()`, which also moves TMPDIR below the checkout: a Unix socket's path has 107
+    bytes, and where a checkout lies must not decide what the tests say.
+    """
+    out = Path(session.cache_dir) / re.sub(r"\W+", "-", session.name) / "wheel"
     shutil.rmtree(out, ignore_errors=True)
     session.run(
         python,

@@ -1,7 +1,9 @@
 """What every test may rely on: both event loops, hypothesis profiles, the published vectors."""
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +32,16 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     """Tests marked `anyio` run on both."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def logging_as_found() -> Iterator[None]:
+    """What a command's entry point does to the process's logging ends with the test that ran it."""
+    logger = logging.getLogger("adp_gateway")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(params=VALID, ids=lambda vector: vector.name)

@@ -149,6 +149,10 @@ def gateway_config(settings: ServeSettings) -> tuple[GatewayConfig, tuple[Path, 
         tenants, files = tried("tenants", lambda: load_tenants(path), (tenants, files))
     tls = tried("", lambda: _tls(settings), None)
     admin = _admin(settings)
+    if admin is not None and is_reachable(admin) and not settings.insecure_admin:
+        problems.append(
+            f"argument --admin: everybody who reaches {admin} could read it: say --insecure-admin if they may"
+        )
     if problems:
         raise ConfigError(tuple(problems))
 
@@ -183,10 +187,6 @@ def gateway_config(settings: ServeSettings) -> tuple[GatewayConfig, tuple[Path, 
             "give --token-file, --tenants or --tls-client-ca, or say --insecure-no-token"
             for endpoint in open_doors(config)
         ]
-    if admin is not None and is_reachable(admin) and not settings.insecure_admin:
-        problems.append(
-            f"argument --admin: everybody who reaches {admin} could read it: say --insecure-admin if they may"
-        )
     if config is not None and settings.workers > 1:
         whole = config
         tried("workers", lambda: check_shares(whole, settings.workers), None)
