@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from trio.testing import MockClock
 
 from adp_client import BackoffConfig, Client, ClientConfig, ErrorCode, SharedRegion, Timeouts
 from adp_client.errors import (
@@ -26,13 +25,10 @@ from adp_client.protocol.messages import Delete, Exist, ExistReply, Fence, Limit
 from adp_client.testing import MemoryWorkers, Session
 from client.support import ENDPOINT, NAMESPACE, PATIENT, QUICK, Interrupted, cancel_at, leftovers_of, pattern
 from client.verbs import ABSENT, COUNT, KEYS, SIZE, VERBS, Call, delete
-from gateway.waiting import until
+from gateway.waiting import on_a_jumping_clock, until
 
 pytestmark = pytest.mark.anyio
 
-on_a_jumping_clock = pytest.mark.parametrize(
-    "anyio_backend", [pytest.param(("trio", {"clock": MockClock(autojump_threshold=0)}), id="jumping")]
-)
 WORKERS = 3
 MANY = [b"many-%03d" % at for at in range(60)]
 OK, NOT_FOUND, FAULT = ErrorCode.OK, ErrorCode.NOT_FOUND, ErrorCode.GATEWAY_FAULT

@@ -1,11 +1,13 @@
 """Ways for a test to wait: for a condition, for quiet, on a clock of its own."""
 
+import functools
 from collections.abc import Callable
 from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
+import trio.abc
 import trio.lowlevel
 import trio.testing
 
@@ -22,12 +24,12 @@ def jump(seconds: float) -> None:
     cast(trio.testing.MockClock, trio.lowlevel.current_clock()).jump(seconds)
 
 
+def _on(clock: Callable[[], trio.abc.Clock], name: str) -> pytest.MarkDecorator:
+    backend = pytest.param(("trio", {"clock": clock}), id=name)
+    return pytest.mark.parametrize("anyio_backend", [backend], indirect=True)
+
+
 #: The clock stands still until somebody jumps.
-on_a_still_clock = pytest.mark.parametrize(
-    "anyio_backend", [pytest.param(("trio", {"clock": trio.testing.MockClock()}), id="still")]
-)
+on_a_still_clock = _on(trio.testing.MockClock, "still")
 #: The clock jumps to the next deadline when nothing else can happen. Not with worker threads.
-on_a_jumping_clock = pytest.mark.parametrize(
-    "anyio_backend",
-    [pytest.param(("trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}), id="jumping")],
-)
+on_a_jumping_clock = _on(functools.partial(trio.testing.MockClock, autojump_threshold=0), "jumping")
