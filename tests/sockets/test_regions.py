@@ -1,5 +1,6 @@
 """Shared regions between the real client and the real gateway process."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -299,12 +300,13 @@ async def test_b42_a_gateway_killed_in_the_middle_of_transfers(tmp_path: Path) -
                 with running(tmp_path / "data", *options, listen=listen) as served:
                     assert (await client.read(NAMESPACE, keys(count), slices)).is_all_ok
                     region.memory[:] = bytes(count * MIB)
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(client.read, NAMESPACE, keys(count), slices)
-                        await until(functools.partial(has_come, slices[turn * 9]))
-                        served.process.kill()
-                        served.process.wait()
-                        with running(tmp_path / "data", *options, listen=listen):
+                    with contextlib.ExitStack() as next_one:  # stays until both reads are over
+                        async with anyio.create_task_group() as tasks:
+                            tasks.start_soon(client.read, NAMESPACE, keys(count), slices)
+                            await until(functools.partial(has_come, slices[turn * 9]))
+                            served.process.kill()
+                            served.process.wait()
+                            next_one.enter_context(running(tmp_path / "data", *options, listen=listen))
                             result = await client.read(NAMESPACE, keys(count), slices)
                             assert result.is_all_ok
                 assert not region.is_retired
