@@ -23,7 +23,8 @@ def sleeps(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
     polling = {id(node) for loop in loops for node in ast.walk(loop)}
-    clocks = SLEEPERS if "autojump_threshold" not in source else {"time"}
+    has_virtual_clock = "autojump_threshold" in source or "@on_a_jumping_clock" in source
+    clocks = {"time"} if has_virtual_clock else SLEEPERS
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in SLEEPERS:
             if any(alias.name == "sleep" for alias in node.names):
@@ -52,6 +53,7 @@ def sleeps(source: str) -> Iterator[tuple[int, str]]:
         ("import time\nwhile not ready():\n    time.sleep(0.05)\ntime.sleep(1)", [4]),
         ("clock = MockClock(autojump_threshold=0)\nasync def f():\n    await anyio.sleep(3600)", []),
         ("clock = MockClock(autojump_threshold=0)\ntime.sleep(1)", [2]),
+        ("@on_a_jumping_clock\nasync def f():\n    await anyio.sleep(3600)", []),
     ],
 )
 def test_the_scan_for_sleeps_sees_what_it_should(source: str, found: list[int]) -> None:
